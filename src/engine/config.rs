@@ -1,0 +1,67 @@
+//! The `[batch]`, `[checkpoint]`, `[ema]` and `[log]` tables of a recipe.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The global batch and how it is cut; neither depends on the number of ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Images of one optimizer step, over all ranks.
+    pub global: usize,
+    /// Images of one forward pass; divides `global`. Batch norm takes its statistics over one micro-batch.
+    pub micro: usize,
+    /// What is kept between the forward and the backward pass. Both give the same bits.
+    #[serde(default)]
+    pub memory: Memory,
+}
+
+/// What is kept between the forward and the backward pass of a loss over the global batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// The graphs of all micro-batches of a rank: faster.
+    #[default]
+    Keep,
+    /// Only the outputs; each forward pass is run again before its backward pass
+    /// (gradient caching, Gao et al., 2021, <https://arxiv.org/abs/2101.06983>): memory of one micro-batch.
+    Cache,
+}
+
+/// Checkpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Steps between checkpoints; 0: only at the end and on interruption.
+    pub every_steps: u64,
+    /// Checkpoints that are kept; older ones are removed.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every_steps: 100, keep: 3 }
+    }
+}
+
+/// Exponential moving average of the weights, evaluated and saved beside them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmaConfig {
+    /// average <- momentum * average + (1 - momentum) * weights, after every step.
+    pub momentum: f64,
+}
+
+/// What is written while training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// Steps between plain progress lines (`metrics.jsonl` has every step).
+    pub every_steps: u64,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { every_steps: 10 }
+    }
+}

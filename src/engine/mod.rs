@@ -1,0 +1,3 @@
+//! The step and the loop.
+mod config;
+pub use config::{BatchConfig, CheckpointConfig, EmaConfig, LogConfig, Memory};

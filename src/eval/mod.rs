@@ -1,0 +1,3 @@
+//! Measures of what a network learnt.
+mod config;
+pub use config::EvalConfig;

@@ -1,0 +1,93 @@
+//! Where parameters come from while a network is built.
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::rng::{Purpose, Stream};
+
+/// How a parameter is drawn when it is not loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// All the same.
+    Constant(f64),
+    /// Normal with mean 0, redrawn outside two deviations (timm's `trunc_normal_` cuts at +-2 absolute, which for the
+    /// deviations in use here never happens).
+    TruncatedNormal(f64),
+    /// Normal with mean 0.
+    Normal(f64),
+    /// Uniform in `[-limit, limit]`.
+    Uniform(f64),
+}
+
+/// A place in a network under construction: a path prefix, the run's seed and the device.
+///
+/// Every parameter is drawn on the host from the ChaCha stream of `(seed, path)`, so the weights depend on neither the
+/// device, nor the order of construction, nor which other parts the network has.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    seed: u64,
+    device: Device,
+    path: String,
+}
+
+impl Scope {
+    /// Opens the root scope. Give a device with autodiff to train, a plain one to evaluate.
+    #[must_use]
+    pub fn new(seed: u64, device: &Device) -> Self {
+        Self { seed, device: device.clone(), path: String::new() }
+    }
+
+    /// Enters a part; use the name of the module's field, so that the path equals the module path.
+    #[must_use]
+    pub fn enter(&self, name: impl std::fmt::Display) -> Self {
+        let path = if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
+        Self { path, ..self.clone() }
+    }
+
+    /// Returns the device parameters live on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Draws a trainable parameter named `name` here.
+    #[must_use]
+    pub fn param<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Param<Tensor<D>> {
+        let tensor = self.tensor(name, shape, init);
+        let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
+        Param::initialized(ParamId::new(), tensor)
+    }
+
+    /// Makes a saved tensor that is not trained (running statistics, fixed embeddings).
+    #[must_use]
+    pub fn buffer<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
+        let tensor = Tensor::from_data(TensorData::new(values, shape), &self.device);
+        Param::initialized(ParamId::new(), tensor.set_require_grad(false))
+    }
+
+    fn tensor<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Tensor<D> {
+        let path = self.enter(name).path;
+        let mut stream = Stream::with_path(self.seed, Purpose::Weights, &path, &[]);
+        let mut draw: Box<dyn FnMut() -> f64> = match init {
+            Init::Zeros => Box::new(|| 0.0),
+            Init::Ones => Box::new(|| 1.0),
+            Init::Constant(value) => Box::new(move || value),
+            Init::Normal(std) => Box::new(move || std * stream.normal()),
+            Init::TruncatedNormal(std) => Box::new(move || {
+                loop {
+                    let value = stream.normal();
+                    if value.abs() <= 2.0 {
+                        return std * value;
+                    }
+                }
+            }),
+            Init::Uniform(limit) => Box::new(move || stream.uniform(-limit, limit)),
+        };
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw() as f32).collect();
+        Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+}

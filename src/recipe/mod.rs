@@ -1,0 +1,52 @@
+//! The recipe: what the user typed, no more.
+//!
+//! Strict TOML; every table is a struct beside the part it configures. [`crate::plan`] turns a recipe into what will happen.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::augment::ViewConfig;
+use crate::data::DataConfig;
+use crate::engine::{BatchConfig, CheckpointConfig, EmaConfig, LogConfig};
+use crate::eval::EvalConfig;
+use crate::method::MethodConfig;
+use crate::model::BackboneConfig;
+use crate::optim::{OptimizerConfig, ScheduleConfig};
+
+/// A complete run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Name of the run and of its folder under `runs/`; default: the recipe's file name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Seed of every random draw.
+    #[serde(default)]
+    pub seed: u64,
+    /// Images.
+    pub data: DataConfig,
+    /// Views an image is turned into.
+    pub views: Vec<ViewConfig>,
+    /// Network that is pretrained.
+    pub backbone: BackboneConfig,
+    /// Objective.
+    pub method: MethodConfig,
+    /// Global batch and micro-batches.
+    pub batch: BatchConfig,
+    /// Optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Duration and learning rate.
+    pub schedule: ScheduleConfig,
+    /// Moving average of the weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema: Option<EmaConfig>,
+    /// Checkpoints.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+    /// Evaluation at the end.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// Progress lines.
+    #[serde(default)]
+    pub log: LogConfig,
+}
