@@ -1,0 +1,3 @@
+//! One test binary: every binary links all of burn.
+
+mod golden;
