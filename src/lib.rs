@@ -4,6 +4,7 @@ pub mod augment;
 pub mod data;
 pub mod engine;
 pub mod eval;
+pub mod loss;
 pub mod method;
 pub mod model;
 pub mod optim;
