@@ -82,7 +82,7 @@ mod tests {
     }
 
     fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-        tensor.into_data().to_vec().unwrap()
+        tensor.into_data().try_to_vec().unwrap()
     }
 
     #[test]
@@ -92,7 +92,8 @@ mod tests {
         let got = numbers(patchify(tensor(images.clone(), [batch, channels, height, width]), patch));
         let mut expected = Vec::new();
         for b in 0..batch {
-            for (top, left) in (0..height / patch).flat_map(|r| (0..width / patch).map(move |c| (r * patch, c * patch))) {
+            for (top, left) in (0..height / patch).flat_map(|r| (0..width / patch).map(move |c| (r * patch, c * patch)))
+            {
                 for (y, x) in (0..patch).flat_map(|y| (0..patch).map(move |x| (top + y, left + x))) {
                     for c in 0..channels {
                         expected.push(images[((b * channels + c) * height + y) * width + x]);
@@ -124,7 +125,11 @@ mod tests {
         let (pred, target) = (values(batch * patches * len, 0.2), values(batch * patches * len, 0.8));
         let mask: Vec<f32> = (0..batch * patches).map(|i| f32::from(u8::from(i % 3 == 0))).collect();
         let leaf = tensor(pred.clone(), [batch, patches, len]).require_grad();
-        let loss = reconstruction(leaf.clone(), tensor(target.clone(), [batch, patches, len]), tensor(mask.clone(), [batch, patches]));
+        let loss = reconstruction(
+            leaf.clone(),
+            tensor(target.clone(), [batch, patches, len]),
+            tensor(mask.clone(), [batch, patches]),
+        );
         let gradient = numbers(leaf.grad(&loss.backward()).unwrap());
 
         let error = |i: usize| f64::from(pred[i]) - f64::from(target[i]);
@@ -137,7 +142,11 @@ mod tests {
 
     #[test]
     fn what_the_encoder_saw_costs_nothing() {
-        let loss = reconstruction(tensor(values(24, 0.1), [1, 2, 12]), tensor(values(24, 0.5), [1, 2, 12]), tensor(vec![0.0; 2], [1, 2]));
+        let loss = reconstruction(
+            tensor(values(24, 0.1), [1, 2, 12]),
+            tensor(values(24, 0.5), [1, 2, 12]),
+            tensor(vec![0.0; 2], [1, 2]),
+        );
         assert_eq!(numbers(loss), [0.0]);
     }
 

@@ -67,7 +67,10 @@ mod tests {
 
     /// Values in [-1, 1), spread evenly, the same on every machine.
     fn values(len: usize, seed: f64) -> Vec<f64> {
-        (0..len).map(|i| ((i as f64 + 1.0) * 0.618_033_988_749_894_9 + seed).fract() * 2.0 - 1.0).map(|v| f64::from(v as f32)).collect()
+        (0..len)
+            .map(|i| ((i as f64 + 1.0) * 0.618_033_988_749_894_9 + seed).fract() * 2.0 - 1.0)
+            .map(|v| f64::from(v as f32))
+            .collect()
     }
 
     /// Equation 1, word for word.
@@ -92,7 +95,7 @@ mod tests {
     }
 
     fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-        tensor.into_data().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
+        tensor.into_data().try_to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
     }
 
     /// The loss and its gradients in float32.
@@ -127,7 +130,9 @@ mod tests {
             let (_, got_first, got_second) = graph(&first, &second, dim, temperature);
             let h = 1e-6;
             for i in 0..first.len() {
-                let moved = |v: &[f64], by: f64| v.iter().enumerate().map(|(k, x)| if k == i { x + by } else { *x }).collect::<Vec<_>>();
+                let moved = |v: &[f64], by: f64| {
+                    v.iter().enumerate().map(|(k, x)| if k == i { x + by } else { *x }).collect::<Vec<_>>()
+                };
                 let left = (sum(&moved(&first, h), &second) - sum(&moved(&first, -h), &second)) / (2.0 * h);
                 let right = (sum(&first, &moved(&second, h)) - sum(&first, &moved(&second, -h))) / (2.0 * h);
                 assert!((got_first[i] - left).abs() < 1e-4 * left.abs().max(1.0), "{} {left}", got_first[i]);

@@ -51,7 +51,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let leaf = Tensor::<1>::zeros([len], &device).require_grad();
         let gradients = total(leaf.clone()).backward();
-        let gradient: Vec<f32> = leaf.grad(&gradients).unwrap().into_data().to_vec().unwrap();
+        let gradient: Vec<f32> = leaf.grad(&gradients).unwrap().into_data().try_to_vec().unwrap();
         assert!(gradient.len() == len && gradient.iter().all(|&g| g == 1.0));
     }
 }

@@ -105,6 +105,18 @@ pub enum LrScaling {
     Sqrt,
 }
 
+impl LrScaling {
+    /// Returns what the learning rates of a recipe are multiplied by for a global batch of `batch` images.
+    #[must_use]
+    pub fn factor(self, batch: usize) -> f64 {
+        match self {
+            Self::None => 1.0,
+            Self::Linear => batch as f64 / 256.0,
+            Self::Sqrt => (batch as f64).sqrt(),
+        }
+    }
+}
+
 fn momentum() -> f64 {
     0.9
 }

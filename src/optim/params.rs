@@ -87,7 +87,12 @@ impl Groups {
     pub fn from_rule(specs: &[ParamSpec], rule: impl Fn(&ParamSpec) -> Group) -> Self {
         let mut end = 0;
         for spec in specs {
-            assert!(spec.offset == end, "parameter `{}` starts at {}, the one before it ends at {end}", spec.path, spec.offset);
+            assert!(
+                spec.offset == end,
+                "parameter `{}` starts at {}, the one before it ends at {end}",
+                spec.path,
+                spec.offset
+            );
             end += spec.len;
         }
         Self { params: specs.iter().map(|spec| (spec.clone(), rule(spec))).collect() }
@@ -120,7 +125,11 @@ impl fmt::Display for Groups {
         writeln!(f, "{:<path$}  {:<shape$}  {:>12}  {:>8}  adapted", "parameter", "shape", "weight decay", "lr scale")?;
         for ((spec, group), size) in self.params.iter().zip(&shapes) {
             let adapted = if group.adapt { "yes" } else { "no" };
-            writeln!(f, "{:<path$}  {size:<shape$}  {:>12}  {:>8}  {adapted}", spec.path, group.weight_decay, group.lr_scale)?;
+            writeln!(
+                f,
+                "{:<path$}  {size:<shape$}  {:>12}  {:>8}  {adapted}",
+                spec.path, group.weight_decay, group.lr_scale
+            )?;
         }
         Ok(())
     }
