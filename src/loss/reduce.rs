@@ -23,10 +23,9 @@ fn total_flat(values: Tensor<1>) -> Tensor<1> {
     if len <= SHORT {
         return values.sum();
     }
-    let rows = len / ROW;
-    let whole = values.clone().slice([0..rows * ROW]).reshape([rows, ROW]).sum_dim(1).reshape([rows]);
-    let rest = values.slice([rows * ROW..len]).sum();
-    total_flat(whole) + rest
+    let whole = len / ROW * ROW;
+    let rows = values.clone().narrow(0, 0, whole).reshape([whole / ROW, ROW]).sum_dim(1).reshape([whole / ROW]);
+    if whole == len { total_flat(rows) } else { total_flat(rows) + values.narrow(0, whole, len - whole).sum() }
 }
 
 #[cfg(test)]

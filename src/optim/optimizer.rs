@@ -107,7 +107,7 @@ impl Optimizer {
         &self.groups
     }
 
-    /// Returns the number of steps taken, which AdamW's bias correction needs.
+    /// Returns the number of steps taken, which `AdamW`'s bias correction needs.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -194,7 +194,7 @@ fn sgd(
     }
 }
 
-/// torch's AdamW (Loshchilov & Hutter, 2017, <https://arxiv.org/abs/1711.05101>, algorithm 2 with the learning rate in the decay):
+/// torch's `AdamW` (Loshchilov & Hutter, 2017, <https://arxiv.org/abs/1711.05101>, algorithm 2 with the learning rate in the decay):
 /// decay first, eps added to the bias-corrected root.
 #[expect(clippy::too_many_arguments, reason = "one call, the names of the paper")]
 fn adamw(
@@ -219,11 +219,11 @@ fn adamw(
     }
 }
 
-/// LARS as released with MoCo v3, BYOL, Barlow Twins and VICReg: `d = g + wd * p`; if the parameter is adapted and neither norm is zero,
+/// LARS as released with MoCo v3, BYOL, Barlow Twins and `VICReg`: `d = g + wd * p`; if the parameter is adapted and neither norm is zero,
 /// `d *= trust * |p| / |d|`; then `m = momentum * m + d; p -= lr * m`.
 ///
 /// You, Gitman, Ginsburg, 2017, <https://arxiv.org/abs/1708.03888>, algorithm 1, which instead divides by `|g| + wd * |p|` and scales the
-/// step before the momentum by the learning rate. Barlow Twins and VICReg adapt a scalar (rank 0); here, as in MoCo v3, rank <= 1 isn't adapted.
+/// step before the momentum by the learning rate. Barlow Twins and `VICReg` adapt a scalar (rank 0); here, as in MoCo v3, rank <= 1 isn't adapted.
 fn lars(weights: &mut [f32], gradients: &[f32], buffer: &mut [f32], group: &Group, momentum: f64, trust: f64, lr: f64) {
     let decay = group.weight_decay as f32;
     let mut ratio = 1.0;
