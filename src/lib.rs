@@ -5,6 +5,7 @@ pub mod data;
 pub mod engine;
 pub mod eval;
 pub mod mask;
+pub mod loss;
 pub mod method;
 pub mod model;
 pub mod optim;
