@@ -2,6 +2,21 @@
 //!
 //! Strict TOML; every table is a struct beside the part it configures. [`crate::plan`] turns a recipe into what will happen.
 
+mod check;
+mod error;
+mod load;
+mod locate;
+mod overrides;
+mod problem;
+mod schema;
+mod structure;
+
+pub(crate) use check::vit_sizes;
+pub use error::{Diagnostic, RecipeError};
+pub use load::{Loaded, load, parse};
+pub use problem::{Place, Problem};
+pub use schema::schema;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -49,4 +64,14 @@ pub struct Recipe {
     /// Progress lines.
     #[serde(default)]
     pub log: LogConfig,
+}
+
+impl Recipe {
+    /// Writes the recipe as TOML, every default spelt out.
+    ///
+    /// # Errors
+    /// When a value has no TOML form: a path that is not UTF-8, a whole number beyond 63 bits.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
 }
