@@ -96,6 +96,18 @@ impl From<FolderError> for Failure {
     }
 }
 
+impl From<crate::engine::EngineError> for Failure {
+    fn from(error: crate::engine::EngineError) -> Self {
+        Self::new(Kind::Failure, error)
+    }
+}
+
+impl From<crate::files::FileError> for Failure {
+    fn from(error: crate::files::FileError) -> Self {
+        Self::new(Kind::Failure, error)
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::new(Kind::Failure, error)

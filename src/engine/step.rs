@@ -9,8 +9,8 @@ use super::config::Memory;
 use super::error::EngineError;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Sees};
-use crate::model::params::{Kind, Layout};
-use crate::model::{BatchStats, Noise, Pass};
+use crate::model::params::Layout;
+use crate::model::{BatchStats, Kind, Noise, Pass};
 use crate::parallel::{Collective, TreeSum};
 
 /// What stays the same from step to step.
