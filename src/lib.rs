@@ -6,6 +6,7 @@ pub mod engine;
 pub mod eval;
 pub mod method;
 pub mod model;
+pub mod ops;
 pub mod optim;
 pub mod recipe;
 pub mod rng;
