@@ -433,7 +433,9 @@ pub(super) fn plain<const D: usize>(
 mod tests {
     use burn::tensor::Device;
 
-    use super::super::testing::{assert_close, assert_same_bits, error, flat, flatten, gradients, probe, read, values, wide};
+    use super::super::testing::{
+        assert_close, assert_same_bits, error, flat, flatten, gradients, probe, read, values, wide,
+    };
     use super::*;
 
     const EPS: f64 = 1e-5;

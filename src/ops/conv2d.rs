@@ -225,7 +225,9 @@ mod tests {
     use burn::tensor::{DType, Device};
     use proptest::prelude::*;
 
-    use super::super::testing::{assert_close, assert_same_bits, error, flat, flatten, gradients, probe, read, values, wide};
+    use super::super::testing::{
+        assert_close, assert_same_bits, error, flat, flatten, gradients, probe, read, values, wide,
+    };
     use super::*;
 
     /// Output, gradient of input, of weight, of bias; the definition, in float64.

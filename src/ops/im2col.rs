@@ -103,9 +103,8 @@ fn runs(g: &Geometry, line: usize) -> impl Iterator<Item = Run> {
         (0..kh).map(move |ky| {
             let y = oy * g.stride[0] + ky;
             let inside = last > first && y >= g.padding[0] && y - g.padding[0] < g.height;
-            let from = inside.then(|| {
-                ((image * g.height + y - g.padding[0]) * g.width + left + first - g.padding[1]) * g.channels
-            });
+            let from = inside
+                .then(|| ((image * g.height + y - g.padding[0]) * g.width + left + first - g.padding[1]) * g.channels);
             Run { from, covered: first * g.channels..last * g.channels }
         })
     })

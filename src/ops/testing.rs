@@ -55,7 +55,8 @@ pub(super) fn error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(1e-30, |max: f64, value| max.max(value.abs()));
     let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs();
-    found.iter().zip(expected).map(difference).fold(0.0, |max: f64, x| if x > max || x.is_nan() { x } else { max }) / scale
+    found.iter().zip(expected).map(difference).fold(0.0, |max: f64, x| if x > max || x.is_nan() { x } else { max })
+        / scale
 }
 
 /// Asserts that each result is within `tolerance` of float64, and returns the worst error.

@@ -120,14 +120,7 @@ fn filter<T: Octet>(w: [T; 3]) -> [T; 6] {
     let even_a = w[0].scale(1.0 / NORM_A).add_scaled(A2 / NORM_A, w[2]);
     let even_b = w[0].scale(1.0 / NORM_B).add_scaled(B2 / NORM_B, w[2]);
     let (odd_a, odd_b) = (w[1].scale(A / NORM_A), w[1].scale(B / NORM_B));
-    [
-        w[0].scale(1.0 / NORM_0),
-        even_a.add(odd_a),
-        even_a.sub(odd_a),
-        even_b.add(odd_b),
-        even_b.sub(odd_b),
-        w[2],
-    ]
+    [w[0].scale(1.0 / NORM_0), even_a.add(odd_a), even_a.sub(odd_a), even_b.add(odd_b), even_b.sub(odd_b), w[2]]
 }
 
 /// `G^T u`
