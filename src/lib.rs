@@ -14,6 +14,7 @@ pub mod loss;
 pub mod mask;
 pub mod method;
 pub mod model;
+pub mod ops;
 pub mod optim;
 pub mod parallel;
 pub mod plan;
