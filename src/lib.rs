@@ -7,6 +7,8 @@ pub mod data;
 pub mod engine;
 pub mod error;
 pub mod eval;
+pub mod mask;
+pub mod loss;
 pub mod method;
 pub mod model;
 pub mod optim;

@@ -83,6 +83,9 @@ pub struct VitConfig {
     /// Position embedding.
     #[serde(default)]
     pub position: PositionEmbedding,
+    /// How the weights are drawn.
+    #[serde(default)]
+    pub init: VitInit,
 }
 
 /// Named sizes: (dim, depth, heads).
@@ -120,6 +123,17 @@ pub enum PositionEmbedding {
     Learned,
     /// Fixed two-dimensional sines and cosines in MAE's layout, zero for the class token; not trained.
     Sincos,
+}
+
+/// How the weights of a vision transformer are drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VitInit {
+    /// timm: linear weights from a normal of deviation 0.02, the patch projection as torch's convolutions.
+    #[default]
+    Normal,
+    /// MAE: linear weights and the patch projection Xavier-uniform, tokens from a normal of deviation 0.02.
+    Xavier,
 }
 
 fn unit() -> f64 {

@@ -31,7 +31,7 @@ pub struct BatchStats {
     pub running_mean: ParamId,
     /// Id of its running variance.
     pub running_var: ParamId,
-    /// Mean of each channel.
+    /// Mean of each channel; without autodiff, as is the variance.
     pub mean: Tensor<1>,
     /// Unbiased variance of each channel (what torch folds into the running variance).
     pub var: Tensor<1>,

@@ -14,13 +14,41 @@ pub enum Init {
     Ones,
     /// All the same.
     Constant(f64),
-    /// Normal with mean 0, redrawn outside two deviations (timm's `trunc_normal_` cuts at +-2 absolute, which for the
-    /// deviations in use here never happens).
+    /// Normal with mean 0, redrawn outside `[-2, 2]`: torch's `trunc_normal_`, whose bounds are absolute, so that at the
+    /// usual deviation of 0.02 nothing is ever cut.
     TruncatedNormal(f64),
     /// Normal with mean 0.
     Normal(f64),
     /// Uniform in `[-limit, limit]`.
     Uniform(f64),
+}
+
+/// What a saved tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The optimizer changes it.
+    Trained,
+    /// Saved, but without a gradient: running statistics, fixed embeddings.
+    Buffer,
+}
+
+impl Kind {
+    /// Reads the kind off a parameter made by [`Scope`].
+    ///
+    /// On a device without autodiff no tensor requires a gradient, and burn's own note of it is private, so the lowest bit
+    /// of the id says it: ids survive clones, maps, `valid`, `fork` and moves to another device.
+    #[must_use]
+    pub fn of(id: ParamId) -> Self {
+        if id.val() & 1 == 1 { Self::Buffer } else { Self::Trained }
+    }
+
+    fn new_id(self) -> ParamId {
+        let random = ParamId::new().val();
+        ParamId::from(match self {
+            Self::Trained => random & !1,
+            Self::Buffer => random | 1,
+        })
+    }
 }
 
 /// A place in a network under construction: a path prefix, the run's seed and the device.
@@ -59,14 +87,14 @@ impl Scope {
     pub fn param<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Param<Tensor<D>> {
         let tensor = self.tensor(name, shape, init);
         let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
-        Param::initialized(ParamId::new(), tensor)
+        Param::initialized(Kind::Trained.new_id(), tensor)
     }
 
     /// Makes a saved tensor that is not trained (running statistics, fixed embeddings).
     #[must_use]
     pub fn buffer<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
         let tensor = Tensor::from_data(TensorData::new(values, shape), &self.device);
-        Param::initialized(ParamId::new(), tensor.set_require_grad(false))
+        Param::initialized(Kind::Buffer.new_id(), tensor.set_require_grad(false))
     }
 
     fn tensor<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Tensor<D> {
@@ -79,9 +107,9 @@ impl Scope {
             Init::Normal(std) => Box::new(move || std * stream.normal()),
             Init::TruncatedNormal(std) => Box::new(move || {
                 loop {
-                    let value = stream.normal();
+                    let value = std * stream.normal();
                     if value.abs() <= 2.0 {
-                        return std * value;
+                        return value;
                     }
                 }
             }),

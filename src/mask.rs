@@ -1,0 +1,82 @@
+//! Which patches the encoder sees.
+
+use crate::rng::{Purpose, Stream};
+
+/// Returns how many of `num_patches` stay at a mask ratio: rounded down, as in MAE.
+#[must_use]
+pub fn num_kept(num_patches: usize, mask_ratio: f64) -> usize {
+    (num_patches as f64 * (1.0 - mask_ratio)) as usize
+}
+
+/// Draws the patches of one view that stay visible, in random order.
+///
+/// MAE (He et al., 2021, <https://arxiv.org/abs/2111.06377>): a uniform number per patch, the `keep` smallest stay, in the order of
+/// their numbers. The draw is keyed by `(seed, epoch, image, view)`.
+#[must_use]
+pub fn random_mask(seed: u64, epoch: u64, image: u64, view: u64, num_patches: usize, keep: usize) -> Vec<usize> {
+    let mut stream = Stream::new(seed, Purpose::Mask, &[epoch, image, view]);
+    let noise: Vec<f64> = (0..num_patches).map(|_| stream.unit()).collect();
+    keep_smallest(&noise, keep)
+}
+
+/// Returns the indices of the `keep` smallest numbers in ascending order of the numbers; of equal ones the first comes first.
+///
+/// # Panics
+/// When `keep` exceeds the numbers.
+#[must_use]
+pub fn keep_smallest(noise: &[f64], keep: usize) -> Vec<usize> {
+    assert!(keep <= noise.len(), "cannot keep {keep} of {} patches", noise.len());
+    let mut order: Vec<usize> = (0..noise.len()).collect();
+    order.sort_by(|&a, &b| noise[a].total_cmp(&noise[b]));
+    order.truncate(keep);
+    order
+}
+
+/// Tells for each patch whether it is removed.
+///
+/// # Panics
+/// When a kept index is not below `num_patches`.
+#[must_use]
+pub fn removed(kept: &[usize], num_patches: usize) -> Vec<bool> {
+    let mut removed = vec![true; num_patches];
+    for &patch in kept {
+        removed[patch] = false;
+    }
+    removed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_round_down() {
+        assert_eq!(num_kept(196, 0.75), 49);
+        assert_eq!(num_kept(16, 0.75), 4);
+        assert_eq!(num_kept(10, 0.75), 2);
+        assert_eq!(num_kept(64, 0.6), 25);
+    }
+
+    #[test]
+    fn smallest_in_order_of_their_numbers() {
+        assert_eq!(keep_smallest(&[0.4, 0.1, 0.3, 0.1], 3), [1, 3, 2]);
+    }
+
+    #[test]
+    fn a_mask_depends_on_its_key_alone_and_is_uniform() {
+        let draw = |seed, epoch, image, view| random_mask(seed, epoch, image, view, 49, 12);
+        let reference = draw(1, 2, 3, 0);
+        assert_eq!(reference, draw(1, 2, 3, 0));
+        for other in [draw(2, 2, 3, 0), draw(1, 3, 3, 0), draw(1, 2, 4, 0), draw(1, 2, 3, 1)] {
+            assert_ne!(reference, other);
+        }
+        let mut counts = [0u32; 49];
+        for image in 0..4000 {
+            let kept = draw(7, 0, image, 0);
+            assert_eq!(removed(&kept, 49).iter().filter(|&&r| !r).count(), 12, "12 different patches");
+            kept.iter().for_each(|&patch| counts[patch] += 1);
+        }
+        // 4000 * 12 / 49 = 980, deviation 27
+        assert!(counts.iter().all(|&c| (860..1100).contains(&c)), "{counts:?}");
+    }
+}

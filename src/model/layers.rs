@@ -1,0 +1,504 @@
+//! Layers with torch's weight layout and torch's key names.
+//!
+//! burn's own layers are not used: their weights are transposed, their initializers draw from a process-global generator, and
+//! their normalisations and attention run fused kernels that differ between a pass with and without gradient. Everything here is composed
+//! from plain tensor operations, so that a pass gives the same bits whether or not it is recorded.
+
+use burn::module::{Module, Param};
+use burn::tensor::activation::{gelu, sigmoid};
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+use burn::tensor::{Tensor, TensorData};
+
+use super::pass::{BatchStats, Pass};
+use super::scope::{Init, Scope};
+use crate::rng::{Purpose, Stream};
+
+/// `x W^T + b`, as `torch.nn.Linear`.
+#[derive(Module, Debug)]
+pub struct Linear {
+    /// `[out, in]`.
+    pub weight: Param<Tensor<2>>,
+    /// `[out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+}
+
+impl Linear {
+    /// Builds a layer in the place `scope`; without `bias` it has none.
+    #[must_use]
+    pub fn new(inputs: usize, outputs: usize, weight: Init, bias: Option<Init>, scope: &Scope) -> Self {
+        Self {
+            weight: scope.param("weight", [outputs, inputs], weight),
+            bias: bias.map(|init| scope.param("bias", [outputs], init)),
+        }
+    }
+
+    /// Builds a layer with torch's default initialization: weight and bias uniform within `1 / sqrt(inputs)`.
+    #[must_use]
+    pub fn torch_default(inputs: usize, outputs: usize, bias: bool, scope: &Scope) -> Self {
+        let init = Init::Uniform(1.0 / (inputs as f64).sqrt());
+        Self::new(inputs, outputs, init, bias.then_some(init), scope)
+    }
+
+    /// Applies the layer to the last dimension.
+    ///
+    /// # Shapes
+    /// `[.., in]` to `[.., out]`.
+    #[must_use]
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let mut shape = x.dims();
+        let [outputs, inputs] = self.weight.dims();
+        assert_eq!(shape[D - 1], inputs, "a linear layer of {inputs} inputs got {shape:?}");
+        let rows = shape.iter().product::<usize>() / inputs;
+        let x = x.reshape([rows, inputs]).matmul(self.weight.val().transpose());
+        let x = match &self.bias {
+            Some(bias) => x + bias.val().unsqueeze(),
+            None => x,
+        };
+        shape[D - 1] = outputs;
+        x.reshape(shape)
+    }
+}
+
+/// Layer norm over the last dimension, as `torch.nn.LayerNorm`.
+#[derive(Module, Debug)]
+pub struct LayerNorm {
+    /// `[dim]`.
+    pub weight: Param<Tensor<1>>,
+    /// `[dim]`.
+    pub bias: Param<Tensor<1>>,
+    #[module(skip)]
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// Builds the identity scaling.
+    #[must_use]
+    pub fn new(dim: usize, eps: f64, scope: &Scope) -> Self {
+        Self { weight: scope.param("weight", [dim], Init::Ones), bias: scope.param("bias", [dim], Init::Zeros), eps }
+    }
+
+    /// Normalises the last dimension.
+    ///
+    /// # Shapes
+    /// `[.., dim]` to the same.
+    #[must_use]
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let centred = x.clone() - x.mean_dim(D - 1);
+        let var = (centred.clone() * centred.clone()).mean_dim(D - 1);
+        let normal = centred / (var + self.eps).sqrt();
+        normal * self.weight.val().unsqueeze() + self.bias.val().unsqueeze()
+    }
+}
+
+/// Two-dimensional convolution with a square kernel, as `torch.nn.Conv2d`.
+#[derive(Module, Debug)]
+pub struct Conv2d {
+    /// `[out, in, kernel, kernel]`.
+    pub weight: Param<Tensor<4>>,
+    /// `[out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    stride: usize,
+    #[module(skip)]
+    padding: usize,
+}
+
+/// Sizes of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvArch {
+    /// Input channels.
+    pub inputs: usize,
+    /// Output channels.
+    pub outputs: usize,
+    /// Side of the kernel.
+    pub kernel: usize,
+    /// Step between windows.
+    pub stride: usize,
+    /// Zeros added at each border.
+    pub padding: usize,
+}
+
+impl Conv2d {
+    /// Builds a layer; without `bias` it has none.
+    #[must_use]
+    pub fn new(arch: ConvArch, weight: Init, bias: Option<Init>, scope: &Scope) -> Self {
+        let ConvArch { inputs, outputs, kernel, stride, padding } = arch;
+        Self {
+            weight: scope.param("weight", [outputs, inputs, kernel, kernel], weight),
+            bias: bias.map(|init| scope.param("bias", [outputs], init)),
+            stride,
+            padding,
+        }
+    }
+
+    /// Convolves.
+    ///
+    /// # Shapes
+    /// `[batch, in, h, w]` to `[batch, out, h', w']`.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let options = ConvOptions::new([self.stride; 2], [self.padding; 2], [1, 1], 1);
+        conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), options)
+    }
+}
+
+/// What batch norm learns beside the statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affine {
+    /// Scale and offset.
+    #[default]
+    Full,
+    /// Scale only: the last norm of SimCLR's head.
+    Scale,
+    /// Neither: torch's `affine=False`.
+    None,
+}
+
+/// Batch norm over dimension 1 of rows (`[batch, channels]`), sequences or maps, as torch's `BatchNorm1d` and `BatchNorm2d`.
+///
+/// A training pass normalises with the statistics of what it is given (one micro-batch: "ghost" batch norm) and hands
+/// them to the [`Pass`]; the layer never changes itself. torch's `num_batches_tracked` is not kept: it only matters with
+/// `momentum=None`, which nothing here uses.
+#[derive(Module, Debug)]
+pub struct BatchNorm {
+    /// `[channels]`.
+    pub weight: Option<Param<Tensor<1>>>,
+    /// `[channels]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    /// `[channels]`, not trained.
+    pub running_mean: Param<Tensor<1>>,
+    /// `[channels]`, not trained.
+    pub running_var: Param<Tensor<1>>,
+    #[module(skip)]
+    eps: f64,
+}
+
+impl BatchNorm {
+    /// Builds a layer with torch's `eps` of 1e-5.
+    #[must_use]
+    pub fn new(channels: usize, affine: Affine, scope: &Scope) -> Self {
+        Self {
+            weight: (affine != Affine::None).then(|| scope.param("weight", [channels], Init::Ones)),
+            bias: (affine == Affine::Full).then(|| scope.param("bias", [channels], Init::Zeros)),
+            running_mean: scope.buffer(vec![0.0; channels], [channels]),
+            running_var: scope.buffer(vec![1.0; channels], [channels]),
+            eps: 1e-5,
+        }
+    }
+
+    /// Normalises each channel.
+    ///
+    /// # Shapes
+    /// `[batch, channels, ..]` to the same.
+    ///
+    /// # Panics
+    /// While training, when a channel has one value only: its variance is unknown.
+    #[must_use]
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, pass: &mut Pass) -> Tensor<D> {
+        let shape = x.dims();
+        let (batch, channels) = (shape[0], shape[1]);
+        let positions = shape[2..].iter().product::<usize>();
+        let x = x.reshape([batch, channels, positions]); // [b, c, p]
+        let (centred, var) = if pass.is_train() {
+            let count = batch * positions;
+            assert!(count > 1, "batch norm needs more than one value per channel while training, got shape {shape:?}");
+            let mean = x.clone().mean_dim(2).mean_dim(0); // [1, c, 1]
+            let centred = x - mean.clone();
+            let var = (centred.clone() * centred.clone()).mean_dim(2).mean_dim(0);
+            pass.push_batch_stats(BatchStats {
+                running_mean: self.running_mean.id,
+                running_var: self.running_var.id,
+                mean: mean.without_autodiff().reshape([channels]),
+                var: var.clone().without_autodiff().reshape([channels]) * (count as f64 / (count - 1) as f64),
+            });
+            (centred, var)
+        } else {
+            let channel = [1, channels, 1];
+            (x - self.running_mean.val().reshape(channel), self.running_var.val().reshape(channel))
+        };
+        let deviation = (var + self.eps).sqrt();
+        let channel = [1, channels, 1];
+        let y = match &self.weight {
+            Some(weight) => centred * (weight.val().reshape(channel) / deviation),
+            None => centred / deviation,
+        };
+        let y = match &self.bias {
+            Some(bias) => y + bias.val().reshape(channel),
+            None => y,
+        };
+        y.reshape(shape)
+    }
+}
+
+/// Learned scale of a residual branch (Touvron et al., 2021, <https://arxiv.org/abs/2103.17239>).
+#[derive(Module, Debug)]
+pub struct LayerScale {
+    /// `[dim]`.
+    pub gamma: Param<Tensor<1>>,
+}
+
+impl LayerScale {
+    /// Builds a scale of `init` everywhere.
+    #[must_use]
+    pub fn new(dim: usize, init: f64, scope: &Scope) -> Self {
+        Self { gamma: scope.param("gamma", [dim], Init::Constant(init)) }
+    }
+
+    /// Scales the last dimension.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        x * self.gamma.val().unsqueeze()
+    }
+}
+
+/// Stochastic depth (Huang et al., 2016, <https://arxiv.org/abs/1603.09382>): drops the residual branch of a whole row of the batch and
+/// scales the others by `1 / (1 - rate)`, as timm's `DropPath`.
+///
+/// Whether a row is dropped is a function of `(seed, step, image, view, layer)`, not of where the row lies in a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct DropPath {
+    rate: f64,
+    layer: u64,
+}
+
+impl DropPath {
+    /// Drops with probability `rate` (below 1); `layer` tells the branches of a network apart.
+    #[must_use]
+    pub fn new(rate: f64, layer: u64) -> Self {
+        Self { rate, layer }
+    }
+
+    /// Drops rows of the batch while training.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    ///
+    /// # Panics
+    /// When the pass has not one key per row of the batch.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let Some(noise) = pass.noise().filter(|_| self.rate > 0.0) else { return x };
+        let [batch, _, _] = x.dims();
+        assert_eq!(noise.rows.len(), batch, "a pass needs one noise key per row of the batch");
+        let kept = (1.0 / (1.0 - self.rate)) as f32;
+        let scales: Vec<f32> = noise
+            .rows
+            .iter()
+            .map(|&(image, view)| {
+                let mut stream = Stream::new(noise.seed, Purpose::DropPath, &[noise.step, image, view, self.layer]);
+                if stream.chance(self.rate) { 0.0 } else { kept }
+            })
+            .collect();
+        let scales = Tensor::<3>::from_data(TensorData::new(scales, [batch, 1, 1]), &x.device());
+        x * scales
+    }
+}
+
+/// Softmax over the last dimension.
+///
+/// burn's own runs a fused kernel without autodiff and a composition with it; this is the same composition always.
+///
+/// # Shapes
+/// `[.., n]` to the same.
+#[must_use]
+pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let largest = x.clone().detach().max_dim(D - 1);
+    let exponentials = (x - largest).exp();
+    exponentials.clone() / exponentials.sum_dim(D - 1)
+}
+
+/// Two linear layers with GELU between, or timm's packed SwiGLU.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// `[hidden, dim]`.
+    pub fc1: Linear,
+    /// `[dim, hidden]`, or `[dim, hidden / 2]` when gated.
+    pub fc2: Linear,
+    #[module(skip)]
+    gated: bool,
+}
+
+impl Mlp {
+    /// Builds the MLP; `gated` splits the output of `fc1` in two halves and computes `silu(first) * second` (timm's
+    /// `SwiGLUPacked`; Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
+    #[must_use]
+    pub fn new(dim: usize, hidden: usize, gated: bool, init: LinearInit, scope: &Scope) -> Self {
+        let inner = if gated { hidden / 2 } else { hidden };
+        Self {
+            fc1: init.linear(dim, hidden, true, &scope.enter("fc1")),
+            fc2: init.linear(inner, dim, true, &scope.enter("fc2")),
+            gated,
+        }
+    }
+
+    /// Applies the MLP to every token.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = self.fc1.forward(x);
+        let x = if self.gated {
+            let half = x.dims()[2] / 2;
+            let gate = x.clone().narrow(2, 0, half);
+            gate.clone() * sigmoid(gate) * x.narrow(2, half, half)
+        } else {
+            gelu(x)
+        };
+        self.fc2.forward(x)
+    }
+}
+
+/// Multi-head self-attention with timm's packed projection.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// `[3 * dim, dim]`, rows of all queries, then keys, then values; within each, head by head.
+    pub qkv: Linear,
+    /// Norm of each query, `[dim / heads]`.
+    pub q_norm: Option<LayerNorm>,
+    /// Norm of each key.
+    pub k_norm: Option<LayerNorm>,
+    /// `[dim, dim]`.
+    pub proj: Linear,
+    #[module(skip)]
+    heads: usize,
+}
+
+/// Options of a transformer block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockArch {
+    /// Width of the tokens.
+    pub dim: usize,
+    /// Attention heads; divides `dim`.
+    pub heads: usize,
+    /// Outputs of the MLP's first layer.
+    pub hidden: usize,
+    /// SwiGLU instead of GELU.
+    pub gated: bool,
+    /// Biases of the qkv projection.
+    pub qkv_bias: bool,
+    /// Layer norm of queries and keys.
+    pub qk_norm: bool,
+    /// Initial LayerScale.
+    pub layer_scale: Option<f64>,
+    /// Epsilon of the layer norms.
+    pub eps: f64,
+    /// How linear weights are drawn; biases start at zero.
+    pub init: LinearInit,
+}
+
+/// How the linear weights of a transformer are drawn; biases start at zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LinearInit {
+    /// Normal of this deviation, cut at +-2 (timm: 0.02).
+    TruncatedNormal(f64),
+    /// Uniform within `sqrt(6 / (in + out))` (Glorot and Bengio, 2010); MAE.
+    Xavier,
+}
+
+impl LinearInit {
+    /// Builds a layer drawn this way.
+    #[must_use]
+    pub fn linear(self, inputs: usize, outputs: usize, bias: bool, scope: &Scope) -> Linear {
+        let weight = match self {
+            Self::TruncatedNormal(std) => Init::TruncatedNormal(std),
+            Self::Xavier => Init::Uniform((6.0 / (inputs + outputs) as f64).sqrt()),
+        };
+        Linear::new(inputs, outputs, weight, bias.then_some(Init::Zeros), scope)
+    }
+}
+
+impl Attention {
+    /// Builds the layer.
+    #[must_use]
+    pub fn new(arch: &BlockArch, scope: &Scope) -> Self {
+        let BlockArch { dim, heads, eps, .. } = *arch;
+        let norm = |name| arch.qk_norm.then(|| LayerNorm::new(dim / heads, eps, &scope.enter(name)));
+        Self {
+            qkv: arch.init.linear(dim, 3 * dim, arch.qkv_bias, &scope.enter("qkv")),
+            q_norm: norm("q_norm"),
+            k_norm: norm("k_norm"),
+            proj: arch.init.linear(dim, dim, true, &scope.enter("proj")),
+            heads,
+        }
+    }
+
+    /// Lets every token attend to all.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, tokens, dim] = x.dims();
+        let head = dim / self.heads;
+        let qkv = self.qkv.forward(x).reshape([batch, tokens, 3, self.heads, head]).permute([2, 0, 3, 1, 4]);
+        let part = |index| qkv.clone().narrow(0, index, 1).reshape([batch, self.heads, tokens, head]); // [b, h, t, d]
+        let normed = |norm: &Option<LayerNorm>, x| match norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
+        let q = normed(&self.q_norm, part(0)) * (head as f64).powf(-0.5);
+        let k = normed(&self.k_norm, part(1));
+        let weights = softmax(q.matmul(k.transpose())); // [b, h, t, t]
+        let x = weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, dim]);
+        self.proj.forward(x)
+    }
+}
+
+/// Pre-norm transformer block, timm's `Block`.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Norm before the attention.
+    pub norm1: LayerNorm,
+    /// Attention.
+    pub attn: Attention,
+    /// Scale of the attention branch.
+    pub ls1: Option<LayerScale>,
+    /// Norm before the MLP.
+    pub norm2: LayerNorm,
+    /// MLP.
+    pub mlp: Mlp,
+    /// Scale of the MLP branch.
+    pub ls2: Option<LayerScale>,
+    #[module(skip)]
+    drop_path: [DropPath; 2],
+}
+
+impl Block {
+    /// Builds block `index`, whose branches are dropped with probability `drop_rate` while training.
+    #[must_use]
+    pub fn new(arch: &BlockArch, index: usize, drop_rate: f64, scope: &Scope) -> Self {
+        let norm = |name| LayerNorm::new(arch.dim, arch.eps, &scope.enter(name));
+        let scale = |name| arch.layer_scale.map(|init| LayerScale::new(arch.dim, init, &scope.enter(name)));
+        let layer = 2 * index as u64;
+        Self {
+            norm1: norm("norm1"),
+            attn: Attention::new(arch, &scope.enter("attn")),
+            ls1: scale("ls1"),
+            norm2: norm("norm2"),
+            mlp: Mlp::new(arch.dim, arch.hidden, arch.gated, arch.init, &scope.enter("mlp")),
+            ls2: scale("ls2"),
+            drop_path: [DropPath::new(drop_rate, layer), DropPath::new(drop_rate, layer + 1)],
+        }
+    }
+
+    /// Applies the block.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let scaled = |scale: &Option<LayerScale>, x| match scale {
+            Some(scale) => scale.forward(x),
+            None => x,
+        };
+        let branch = scaled(&self.ls1, self.attn.forward(self.norm1.forward(x.clone())));
+        let x = x + self.drop_path[0].forward(branch, pass);
+        let branch = scaled(&self.ls2, self.mlp.forward(self.norm2.forward(x.clone())));
+        x + self.drop_path[1].forward(branch, pass)
+    }
+}

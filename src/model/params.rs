@@ -1,0 +1,287 @@
+//! Parameters of any module as flat vectors, in module visit order.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
+
+use super::pass::BatchStats;
+use super::scope::Kind;
+
+/// Where each saved tensor of a module lies in the flat vectors.
+///
+/// Weights (trained) and buffers (not trained) have a vector each; the order is that of the module's visit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    entries: Vec<Entry>,
+    num_weights: usize,
+    num_buffers: usize,
+}
+
+/// One saved tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Module path: field names and indices joined by dots.
+    pub path: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// First position in the weights or in the buffers, depending on `kind`.
+    pub offset: usize,
+    /// Number of values.
+    pub len: usize,
+    /// Trained or not.
+    pub kind: Kind,
+    /// burn's id.
+    pub id: ParamId,
+}
+
+impl Entry {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+impl Layout {
+    /// Lists the parameters of a module that was built with [`Scope`](super::Scope).
+    #[must_use]
+    pub fn of<M: Module>(module: &M) -> Self {
+        let mut lister = Lister::default();
+        module.visit(&mut lister);
+        lister.layout
+    }
+
+    /// Returns the entries in visit order.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Returns the number of trained values.
+    #[must_use]
+    pub fn num_weights(&self) -> usize {
+        self.num_weights
+    }
+
+    /// Returns the number of values that are saved but not trained.
+    #[must_use]
+    pub fn num_buffers(&self) -> usize {
+        self.num_buffers
+    }
+
+    /// Splits values by name into weights and buffers, for [`write`].
+    ///
+    /// # Errors
+    /// When a tensor is missing, has another number of values, or is not part of the module.
+    pub fn collect(&self, tensors: &BTreeMap<String, Vec<f32>>) -> Result<(Vec<f32>, Vec<f32>), LoadError> {
+        let (mut weights, mut buffers) = (Vec::with_capacity(self.num_weights), Vec::with_capacity(self.num_buffers));
+        for entry in &self.entries {
+            let values = tensors.get(&entry.path).ok_or_else(|| LoadError::Missing { path: entry.path.clone() })?;
+            if values.len() != entry.len {
+                return Err(LoadError::Size {
+                    path: entry.path.clone(),
+                    shape: entry.shape.clone(),
+                    expected: entry.len,
+                    found: values.len(),
+                });
+            }
+            match entry.kind {
+                Kind::Trained => weights.extend_from_slice(values),
+                Kind::Buffer => buffers.extend_from_slice(values),
+            }
+        }
+        match tensors.keys().find(|name| !self.entries.iter().any(|entry| entry.path == **name)) {
+            Some(name) => Err(LoadError::Unknown { path: name.clone() }),
+            None => Ok((weights, buffers)),
+        }
+    }
+
+    /// Folds batch statistics into the running statistics of `buffers`: `(1 - momentum) * running + momentum * batch`, in the order
+    /// given (torch's momentum is 0.1).
+    ///
+    /// # Panics
+    /// When statistics come from a layer that is not in this layout.
+    pub fn fold_batch_stats(&self, stats: &[BatchStats], momentum: f64, buffers: &mut [f32]) {
+        for layer in stats {
+            for (id, batch) in [(layer.running_mean, &layer.mean), (layer.running_var, &layer.var)] {
+                let entry = self.entries.iter().find(|entry| entry.id == id).expect("the layer belongs to this module");
+                for (running, batch) in buffers[entry.range()].iter_mut().zip(to_vec(batch.clone())) {
+                    *running = ((1.0 - momentum) * f64::from(*running) + momentum * f64::from(batch)) as f32;
+                }
+            }
+        }
+    }
+}
+
+/// Tensors that do not fit a module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The module has a parameter that was not given.
+    #[error("`{path}` is missing")]
+    Missing {
+        /// Module path.
+        path: String,
+    },
+    /// The sizes differ.
+    #[error("`{path}` has {found} values, {expected} are needed for shape {shape:?}")]
+    Size {
+        /// Module path.
+        path: String,
+        /// Shape in the module.
+        shape: Vec<usize>,
+        /// Values in the module.
+        expected: usize,
+        /// Values given.
+        found: usize,
+    },
+    /// A tensor was given that the module does not have.
+    #[error("`{path}` is not part of this network")]
+    Unknown {
+        /// Name given.
+        path: String,
+    },
+}
+
+/// Reads all trained values.
+///
+/// # Panics
+/// When the layout is of another module; so do the functions below.
+#[must_use]
+pub fn read_weights<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
+    read(module, layout, Kind::Trained, layout.num_weights)
+}
+
+/// Reads all values that are saved but not trained.
+#[must_use]
+pub fn read_buffers<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
+    read(module, layout, Kind::Buffer, layout.num_buffers)
+}
+
+fn read<M: Module>(module: &M, layout: &Layout, kind: Kind, len: usize) -> Vec<f32> {
+    let mut reader = Reader { at: Cursor::new(layout), kind, values: Vec::with_capacity(len) };
+    module.visit(&mut reader);
+    reader.values
+}
+
+/// Puts values into a module, as new leaf tensors on `device` with the same ids.
+///
+/// Trained parameters require a gradient if the device has autodiff, and share no node with the old ones.
+#[must_use]
+pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[f32], device: &Device) -> M {
+    assert_eq!(weights.len(), layout.num_weights, "weights of another network");
+    assert_eq!(buffers.len(), layout.num_buffers, "buffers of another network");
+    module.map(&mut Writer { at: Cursor::new(layout), weights, buffers, device })
+}
+
+/// Takes the gradients out and lays them out flat; zero where a parameter has none.
+pub fn gradients_into<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients, out: &mut [f32]) {
+    assert_eq!(out.len(), layout.num_weights, "gradients of another network");
+    module.visit(&mut GradientReader { at: Cursor::new(layout), gradients, out });
+}
+
+/// Values of a tensor in row-major order.
+fn to_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().expect("weights are f32")
+}
+
+#[derive(Default)]
+struct Lister {
+    path: Vec<String>,
+    layout: Layout,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self { entries: Vec::new(), num_weights: 0, num_buffers: 0 }
+    }
+}
+
+impl ModuleVisitor for Lister {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let shape = param.dims().to_vec();
+        let (len, kind) = (shape.iter().product(), Kind::of(param.id));
+        let total = match kind {
+            Kind::Trained => &mut self.layout.num_weights,
+            Kind::Buffer => &mut self.layout.num_buffers,
+        };
+        let offset = *total;
+        *total += len;
+        self.layout.entries.push(Entry { path: self.path.join("."), shape, offset, len, kind, id: param.id });
+    }
+}
+
+/// Walks the layout in step with a visit.
+struct Cursor<'a> {
+    entries: std::slice::Iter<'a, Entry>,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(layout: &'a Layout) -> Self {
+        Self { entries: layout.entries.iter() }
+    }
+
+    fn next(&mut self, id: ParamId) -> &'a Entry {
+        self.entries.next().filter(|entry| entry.id == id).expect("the layout is of this module")
+    }
+}
+
+struct Reader<'a> {
+    at: Cursor<'a>,
+    kind: Kind,
+    values: Vec<f32>,
+}
+
+impl ModuleVisitor for Reader<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.at.next(param.id).kind == self.kind {
+            self.values.extend(to_vec(param.val()));
+        }
+    }
+}
+
+struct Writer<'a> {
+    at: Cursor<'a>,
+    weights: &'a [f32],
+    buffers: &'a [f32],
+    device: &'a Device,
+}
+
+impl ModuleMapper for Writer<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let entry = self.at.next(param.id);
+        let values = match entry.kind {
+            Kind::Trained => &self.weights[entry.range()],
+            Kind::Buffer => &self.buffers[entry.range()],
+        };
+        let tensor = Tensor::from_data(TensorData::new(values.to_vec(), param.dims()), self.device);
+        let trained = entry.kind == Kind::Trained && self.device.is_autodiff();
+        Param::initialized(entry.id, if trained { tensor.require_grad() } else { tensor })
+    }
+}
+
+struct GradientReader<'a> {
+    at: Cursor<'a>,
+    gradients: &'a mut Gradients,
+    out: &'a mut [f32],
+}
+
+impl ModuleVisitor for GradientReader<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let entry = self.at.next(param.id);
+        if entry.kind == Kind::Buffer {
+            return;
+        }
+        let out = &mut self.out[entry.range()];
+        match param.val().grad_remove(self.gradients) {
+            Some(gradient) => out.copy_from_slice(&to_vec(gradient)),
+            None => out.fill(0.0),
+        }
+    }
+}
