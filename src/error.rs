@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::plan::FolderError;
-use crate::recipe::RecipeError;
+use crate::recipe::{RecipeError, report};
 
 /// Kind of a failure; decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,18 @@ impl Failure {
         if let Some(recipe) = self.error.downcast_ref::<RecipeError>() {
             return recipe.render(styled);
         }
-        let (red, cyan, plain) = if styled { ("\x1b[1;91m", "\x1b[1;96m", "\x1b[0m") } else { ("", "", "") };
-        let hint = self.hint.as_ref().map_or(String::new(), |hint| format!("\n{cyan}hint{plain}: {hint}"));
-        format!("{red}error{plain}: {:#}{hint}", self.error)
+        // A cause is left out when the message already quotes it; an error of ours may end with its own hint.
+        let mut message = self.error.to_string();
+        for cause in self.error.chain().skip(1).map(ToString::to_string) {
+            if !message.contains(&cause) {
+                message = format!("{message}: {cause}");
+            }
+        }
+        let (message, own_hint) = match message.split_once("\nhint: ") {
+            Some((message, hint)) => (message.to_owned(), Some(hint)),
+            None => (message.clone(), None),
+        };
+        report(&message, self.hint.as_deref().or(own_hint), styled)
     }
 }
 
@@ -128,6 +137,14 @@ mod tests {
         assert_eq!(failure.render(false), expected);
         assert_eq!(failure.kind().exit_code(), 1);
         assert!(failure.render(true).contains("\x1b[0m: runs/a"));
+    }
+
+    #[test]
+    fn a_cause_that_is_quoted_is_not_repeated_and_a_hint_inside_the_message_is_one() {
+        let cause = std::io::Error::other("disk is full");
+        let error = anyhow::Error::new(cause).context("cannot write: disk is full\nhint: free some space");
+        let failure = Failure::new(Kind::Failure, error);
+        assert_eq!(failure.render(false), "error: cannot write: disk is full\nhint: free some space");
     }
 
     #[test]

@@ -6,14 +6,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Plan;
+use super::{DataFacts, Plan};
 use crate::recipe::Recipe;
 
 /// Keys, and tables of keys, that change what is written or how fast, never the result.
-const NO_INFLUENCE: &[&str] = &["name", "log", "checkpoint", "eval", "data.workers", "data.prefetch", "batch.memory"];
+const NO_INFLUENCE: &[&str] =
+    &["name", "log", "checkpoint", "eval", "data.path", "data.workers", "data.prefetch", "batch.memory"];
 
-/// Prefix of the line of `plan.toml` that records the number of images.
-pub(super) const IMAGES: &str = "# images = ";
+/// Prefix of the line of `plan.toml` that records what the images are.
+pub(super) const DATA: &str = "# data = ";
 
 /// A key whose value is not what it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,8 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".to_owned());
-        write!(f, "`{}` was {}, is {}", self.key, shown(&self.old), shown(&self.new))
+        let key = if self.key.contains(' ') { self.key.clone() } else { format!("`{}`", self.key) };
+        write!(f, "{key} was {}, is {}", shown(&self.old), shown(&self.new))
     }
 }
 
@@ -83,9 +85,10 @@ impl Plan {
             Err(error) => return Err(FolderError::Unreadable { path, reason: error.to_string() }),
         };
         let unreadable = |reason: String| FolderError::Unreadable { path: path.clone(), reason };
-        let old = influences(&text, recorded_images(&text)).map_err(|error| unreadable(error.message().to_owned()))?;
+        let old = influences(&text, recorded_data(&text)).map_err(|error| unreadable(error.message().to_owned()))?;
         let new = self.recipe.to_toml().map_err(|error| unreadable(error.to_string()))?;
-        let new = influences(&new, Some(self.data.images)).map_err(|error| unreadable(error.message().to_owned()))?;
+        let new =
+            influences(&new, Some(self.data.identity())).map_err(|error| unreadable(error.message().to_owned()))?;
         let differences = differences(&old, &new);
         if differences.is_empty() {
             return Ok(true);
@@ -94,11 +97,18 @@ impl Plan {
     }
 }
 
-/// Hashes what influences the result of a resolved recipe on so many images.
-pub(super) fn of(recipe: &Recipe, images: usize) -> Result<String, toml::ser::Error> {
+impl DataFacts {
+    /// Says in one line what the images are.
+    pub(super) fn identity(&self) -> String {
+        format!("{} images, {}", self.images, self.fingerprint).replace(char::is_control, " ")
+    }
+}
+
+/// Hashes what influences the result of a resolved recipe on these images.
+pub(super) fn of(recipe: &Recipe, data: &DataFacts) -> Result<String, toml::ser::Error> {
     // Through text, so that a plan and the same plan read back agree on every digit.
     let text = recipe.to_toml()?;
-    let values = influences(&text, Some(images)).unwrap_or_default();
+    let values = influences(&text, Some(data.identity())).unwrap_or_default();
     let mut hash = blake3::Hasher::new();
     hash.update(b"autodidact plan v1\0");
     for (key, value) in values {
@@ -110,14 +120,12 @@ pub(super) fn of(recipe: &Recipe, images: usize) -> Result<String, toml::ser::Er
     Ok(hash.finalize().to_hex().to_string())
 }
 
-fn influences(text: &str, images: Option<usize>) -> Result<BTreeMap<String, String>, toml::de::Error> {
+fn influences(text: &str, data: Option<String>) -> Result<BTreeMap<String, String>, toml::de::Error> {
     let table: toml::Table = toml::from_str(text)?;
     let mut values = BTreeMap::new();
     flatten(&toml::Value::Table(table), "", &mut values);
     values.retain(|key, _| !NO_INFLUENCE.iter().any(|none| is_within(key, none)));
-    if let Some(images) = images {
-        values.insert("number of images".to_owned(), images.to_string());
-    }
+    values.extend(data.map(|data| ("images of `data`".to_owned(), data)));
     Ok(values)
 }
 
@@ -149,8 +157,8 @@ fn differences(old: &BTreeMap<String, String>, new: &BTreeMap<String, String>) -
         .collect()
 }
 
-fn recorded_images(plan: &str) -> Option<usize> {
-    plan.lines().find_map(|line| line.strip_prefix(IMAGES)?.trim().parse().ok())
+fn recorded_data(plan: &str) -> Option<String> {
+    plan.lines().find_map(|line| Some(line.strip_prefix(DATA)?.trim().to_owned()))
 }
 
 fn list(differences: &[Difference]) -> String {

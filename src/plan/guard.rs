@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Plan;
+use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
 const FEW_IMAGES: usize = 1_000_000;
@@ -53,10 +54,7 @@ fn few_steps(plan: &Plan) -> Option<Warning> {
     let steps = plan.steps_per_epoch;
     (steps < FEW_STEPS).then(|| Warning {
         code: "W002",
-        message: format!(
-            "{steps} step{} an epoch, fewer than {FEW_STEPS}: few updates for the images seen",
-            if steps == 1 { "" } else { "s" }
-        ),
+        message: format!("{} an epoch, fewer than {FEW_STEPS}: few updates for the images seen", plural(steps, "step")),
         advice: vec![format!(
             "use a smaller `batch.global` (at most {} makes {FEW_STEPS} steps) or more epochs",
             (plan.data.images / FEW_STEPS as usize).max(1)
@@ -83,9 +81,9 @@ fn crowded(plan: &Plan, cores: usize) -> Option<Warning> {
     (plan.ranks > cores).then(|| Warning {
         code: "W004",
         message: format!(
-            "{} ranks on {cores} core{}: the result is the same, but it takes longer",
+            "{} ranks on {}: the result is the same, but it takes longer",
             plan.ranks,
-            if cores == 1 { "" } else { "s" }
+            plural(cores, "core")
         ),
         advice: vec![format!("use `--ranks {cores}` or `--ranks auto`")],
     })

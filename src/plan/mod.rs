@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use crate::model::BackboneConfig;
 use crate::optim::LrScaling;
-use crate::recipe::{Problem, Recipe, vit_sizes};
+use crate::recipe::{Problem, Recipe, plural, vit_sizes};
 
 /// A recipe, resolved for a data set and a machine.
 #[derive(Clone, Debug)]
@@ -60,6 +60,8 @@ pub struct DataFacts {
     pub classes: Option<usize>,
     /// Where they come from, in words.
     pub description: String,
+    /// Digest of what the images are, the same wherever they lie.
+    pub fingerprint: String,
 }
 
 /// What the command line and the machine add to a recipe. None of it changes a result.
@@ -156,7 +158,7 @@ impl Plan {
         };
         let (lr, min_lr) = (schedule.lr * factor, schedule.min_lr * factor);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
-        let digest = digest::of(&recipe, data.images).map_err(|error| vec![Problem::at("", error.to_string())])?;
+        let digest = digest::of(&recipe, &data).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
             name,
             steps_per_epoch,
@@ -179,8 +181,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the hash of everything that influences the result: recipe and number of images, but not name, ranks,
-    /// threads, checkpoints, evaluation and progress lines.
+    /// Returns the hash of everything that influences the result: recipe and images, but not name, place of the images,
+    /// ranks, threads, checkpoints, evaluation and progress lines.
     pub fn digest(&self) -> &str {
         &self.digest
     }
@@ -201,7 +203,7 @@ impl Plan {
 }
 
 fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> {
-    let data = format!("the {images} image{} of `data`", if images == 1 { "" } else { "s" });
+    let data = format!("the {} of `data`", plural(images, "image"));
     if images == 0 {
         return Some(Problem::at("data", "`data` has no images"));
     }

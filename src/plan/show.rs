@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Plan;
-use super::digest::{IMAGES, flatten};
+use super::digest::{DATA, flatten};
+use crate::recipe::plural;
 
 impl Plan {
     /// Returns the plan as rows of (name, value).
@@ -36,7 +37,10 @@ impl Plan {
                 "steps",
                 format!("{} ({} an epoch, {left_out} images left out each epoch)", self.steps, self.steps_per_epoch),
             ),
-            ("warm-up", format!("{} steps ({} epochs)", self.warmup_steps, recipe.schedule.warmup_epochs)),
+            (
+                "warm-up",
+                format!("{} ({})", plural(self.warmup_steps, "step"), plural(recipe.schedule.warmup_epochs, "epoch")),
+            ),
             ("learning rate", format!("{} ({}), cosine to {}", round(self.lr), self.lr_rule, round(self.min_lr))),
             ("seed", recipe.seed.to_string()),
             ("ranks", format!("{} ({})", self.ranks, self.shares())),
@@ -55,26 +59,26 @@ impl Plan {
     /// # Errors
     /// When a value has no TOML form, see [`crate::recipe::Recipe::to_toml`].
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        let mut header = format!(
+        let rows = self.rows().into_iter().filter(|(name, _)| !matches!(*name, "run" | "digest"));
+        let rows: Vec<String> =
+            rows.map(|(name, value)| format!("# {name:<14} {}", value.replace(char::is_control, " "))).collect();
+        Ok(format!(
             "# Plan of `{}`, written by autodidact {}. It is a recipe itself, every default spelt out:\n\
-             # running it on the same data gives the same bits.\n#\n{IMAGES}{}\n# digest = \"{}\"\n#\n",
+             # running it on the same data gives the same bits.\n#\n{DATA}{}\n# digest = \"{}\"\n#\n{}\n\n{}",
             self.name,
             env!("CARGO_PKG_VERSION"),
-            self.data.images,
-            self.digest
-        );
-        for (name, value) in self.rows().into_iter().filter(|(name, _)| !matches!(*name, "run" | "digest")) {
-            header += &format!("# {name:<14} {}\n", value.replace(char::is_control, " "));
-        }
-        Ok(format!("{header}\n{}", self.recipe.to_toml()?))
+            self.data.identity(),
+            self.digest,
+            rows.join("\n"),
+            self.recipe.to_toml()?
+        ))
     }
 
     fn shares(&self) -> String {
         let counts: Vec<usize> = (0..self.ranks).map(|rank| self.owned_by(rank).len()).collect();
         match (counts.iter().min(), counts.iter().max()) {
             (Some(least), Some(most)) if least != most => format!("{least} or {most} micro-batches each"),
-            (Some(1), _) => "1 micro-batch each".to_owned(),
-            (Some(count), _) => format!("{count} micro-batches each"),
+            (Some(count), _) => format!("{} each", plural(count, "micro-batch")),
             _ => String::new(),
         }
     }

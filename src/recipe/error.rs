@@ -71,13 +71,12 @@ impl RecipeError {
 
     /// Writes the whole report, each problem with its line underlined, with colours if `styled`.
     pub fn render(&self, styled: bool) -> String {
-        let renderer = if styled { Renderer::styled() } else { Renderer::plain() };
         match self {
             Self::Invalid(diagnostics) => {
-                let reports: Vec<String> = diagnostics.iter().map(|diagnostic| diagnostic.render(&renderer)).collect();
+                let reports: Vec<String> = diagnostics.iter().map(|diagnostic| diagnostic.render(styled)).collect();
                 reports.join("\n\n")
             }
-            other => render_plain(&renderer, &other.to_string(), other.hint().as_deref()),
+            other => report(&other.to_string(), other.hint().as_deref(), styled),
         }
     }
 }
@@ -121,14 +120,15 @@ impl Diagnostic {
         self.hint.as_deref()
     }
 
-    fn render(&self, renderer: &Renderer) -> String {
+    fn render(&self, styled: bool) -> String {
         let Origin::File { text, span: Some(span), .. } = &self.origin else {
-            return render_plain(renderer, &self.headline(), self.hint());
+            return report(&self.headline(), self.hint(), styled);
         };
         let (source, line, span) = line_of(text, span);
         let snippet = Snippet::source(source).line_start(line).annotation(AnnotationKind::Primary.span(span));
         let mut groups = vec![Level::ERROR.primary_title(self.headline()).element(snippet)];
-        groups.extend(self.hint.as_deref().map(hint_group));
+        groups.extend(self.hint().map(|hint| Group::with_title(Level::HELP.with_name("hint").secondary_title(hint))));
+        let renderer = if styled { Renderer::styled() } else { Renderer::plain() };
         renderer.render(&groups)
     }
 }
@@ -143,14 +143,11 @@ fn line_of<'a>(text: &'a str, span: &Range<usize>) -> (&'a str, usize, Range<usi
     (line, line_column(text, start).0, start - line_start..end - line_start)
 }
 
-fn render_plain(renderer: &Renderer, headline: &str, hint: Option<&str>) -> String {
-    let mut groups = vec![Group::with_title(Level::ERROR.primary_title(headline))];
-    groups.extend(hint.map(hint_group));
-    renderer.render(&groups)
-}
-
-fn hint_group(hint: &str) -> Group<'_> {
-    Group::with_title(Level::HELP.with_name("hint").secondary_title(hint))
+/// Writes an error without a source line: `error: ...`, `hint: ...`.
+pub(crate) fn report(message: &str, hint: Option<&str>, styled: bool) -> String {
+    let (red, cyan, plain) = if styled { ("\x1b[1;91m", "\x1b[1;96m", "\x1b[0m") } else { ("", "", "") };
+    let hint = hint.map_or(String::new(), |hint| format!("\n{cyan}hint{plain}: {hint}"));
+    format!("{red}error{plain}: {message}{hint}")
 }
 
 fn headlines(diagnostics: &[Diagnostic]) -> impl fmt::Display {

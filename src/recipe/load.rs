@@ -137,17 +137,18 @@ impl Source {
     fn diagnose(&self, problem: Problem) -> Diagnostic {
         let origin = match &problem.place {
             Place::Argument(text) => Origin::Argument { text: text.clone() },
-            Place::Key(path) => self.origin_of(path, problem.on_key),
+            Place::Key(path) => self.origin_of(path, &problem),
         };
         Diagnostic { origin, message: problem.message, hint: problem.hint }
     }
 
-    fn origin_of(&self, path: &str, on_key: bool) -> Origin {
-        if let Some(given) = self.overriding(path) {
+    fn origin_of(&self, path: &str, problem: &Problem) -> Origin {
+        let related = || problem.related.iter().find_map(|other| self.overriding(other));
+        if let Some(given) = self.overriding(path).or_else(related) {
             return Origin::Override { text: given.text.clone() };
         }
         let (spans, found) = locate(&self.document, path);
-        self.file(if on_key || !found { spans.key } else { spans.value })
+        self.file(if problem.on_key || !found { spans.key } else { spans.value })
     }
 
     /// Finds the last override that set this key or a table it lies in; or else one that set something below it.
@@ -203,6 +204,9 @@ fn stem(path: &Path) -> String {
 /// Lists the recipes of a folder and of its sub-folders, sorted.
 fn recipes_in(folder: &Path) -> Vec<PathBuf> {
     let entries = walkdir::WalkDir::new(folder).max_depth(2).sort_by_file_name();
-    let files = entries.into_iter().filter_map(Result::ok).map(walkdir::DirEntry::into_path);
+    let files = entries.into_iter().filter_map(Result::ok).map(|entry| match entry.path().strip_prefix(".") {
+        Ok(inside) => inside.to_owned(),
+        Err(_) => entry.into_path(),
+    });
     files.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect()
 }

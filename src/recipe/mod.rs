@@ -12,8 +12,10 @@ mod schema;
 mod structure;
 
 pub(crate) use check::vit_sizes;
+pub(crate) use error::report;
 pub use error::{Diagnostic, RecipeError};
 pub use load::{Loaded, load, parse};
+pub(crate) use problem::plural;
 pub use problem::{Place, Problem};
 pub use schema::schema;
 
@@ -75,3 +77,6 @@ impl Recipe {
         toml::to_string(self)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use toml_edit::{DocumentMut, Item, Value};
 
-use super::problem::Problem;
+use super::problem::{Problem, plural};
 
 /// One parsed override.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Override {
             return Ok(());
         }
         let length = list_length(item);
-        if item.is_array_of_tables() && index_of(last) < length {
+        if item.is_array_of_tables() && index_of(last).is_some_and(|index| Some(index) < length) {
             return Err(self.problem(format!("`{at}.{last}` is a table; set one of its keys")));
         }
         let slot = item.as_array_mut().and_then(|array| array.get_mut(index_of(last)?));
@@ -97,11 +97,9 @@ impl Override {
     fn no_element(&self, at: &str, segment: &str, length: Option<usize>) -> Problem {
         match length {
             Some(0) => self.problem(format!("`{at}` is empty")),
-            Some(length) if index_of(segment).is_some() => self.problem(format!(
-                "`{at}` has {length} element{}, the last is `{at}.{}`",
-                if length == 1 { "" } else { "s" },
-                length - 1
-            )),
+            Some(length) if index_of(segment).is_some() => {
+                self.problem(format!("`{at}` has {}, the last is `{at}.{}`", plural(length, "element"), length - 1))
+            }
             Some(_) => self.problem(format!("`{at}` is a list; write an index, such as `{at}.0.{segment}`")),
             None => self.problem(format!("`{at}` is not a table, it has no key `{segment}`")),
         }

@@ -20,6 +20,8 @@ pub struct Problem {
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// Other keys of the conflict; an override of one of them is the likely culprit.
+    pub(crate) related: Vec<&'static str>,
     /// Underlines the key itself instead of its value.
     pub(crate) on_key: bool,
 }
@@ -27,7 +29,7 @@ pub struct Problem {
 impl Problem {
     /// Describes a problem with the value of a key.
     pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { place: Place::Key(key.into()), message: message.into(), hint: None, on_key: false }
+        Self { place: Place::Key(key.into()), message: message.into(), hint: None, related: Vec::new(), on_key: false }
     }
 
     /// Describes a problem with a key itself.
@@ -37,7 +39,20 @@ impl Problem {
 
     /// Describes a problem with an argument of the command line.
     pub fn argument(argument: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { place: Place::Argument(argument.into()), message: message.into(), hint: None, on_key: false }
+        Self {
+            place: Place::Argument(argument.into()),
+            message: message.into(),
+            hint: None,
+            related: Vec::new(),
+            on_key: false,
+        }
+    }
+
+    /// Names another key that takes part in the conflict.
+    #[must_use]
+    pub(crate) fn against(mut self, key: &'static str) -> Self {
+        self.related.push(key);
+        self
     }
 
     /// Adds the remedy.
@@ -65,6 +80,17 @@ pub(crate) fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .filter(|(distance, candidate)| *distance <= 1 + candidate.chars().count().min(word.chars().count()) / 4)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
+}
+
+/// Writes a number with its noun: `1 image`, `2 images`.
+pub(crate) fn plural(count: impl fmt::Display, noun: &str) -> String {
+    let count = count.to_string();
+    let ending = match count.as_str() {
+        "1" => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{count} {noun}{ending}")
 }
 
 /// Writes words as `` `a`, `b` and `c` ``.

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::problem::{Problem, closest, listing};
+use super::problem::{Problem, closest, listing, plural};
 use super::schema::{Node, Shape, join};
 
 /// Compares a parsed recipe with the schema.
@@ -26,7 +26,7 @@ impl<'a> Walk<'a> {
                 let count = values.len() as u64;
                 if min.is_some_and(|min| count < min) || max.is_some_and(|max| count > max) {
                     let wanted = max.or(min).unwrap_or_default();
-                    self.push(Problem::at(at, format!("`{at}` has {count} elements, but needs {wanted}")));
+                    self.push(Problem::at(at, format!("`{at}` has {}, but needs {wanted}", plural(count, "element"))));
                 } else if let Some(items) = items {
                     for (index, value) in values.iter().enumerate() {
                         self.value(items, value, &join(at, index));
@@ -88,14 +88,11 @@ impl<'a> Walk<'a> {
                 );
             }
             [] => {}
-            [_, .., (last, ..)] => {
+            _ => {
                 let listed = listing(known.iter().map(|(name, ..)| *name));
                 self.push(
-                    Problem::of_key(
-                        join(at, last),
-                        format!("`{at}` must be one table, but there are {}: {listed}", known.len()),
-                    )
-                    .hint(format!("keep one; an override cannot switch the {at}, start from a recipe that has it")),
+                    Problem::of_key(at, format!("`{at}` must be one table, but there are {}: {listed}", known.len()))
+                        .hint(format!("keep one; an override cannot switch the {at}, start from a recipe that has it")),
                 );
             }
         }

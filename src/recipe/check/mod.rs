@@ -135,14 +135,14 @@ fn batch(batch: &BatchConfig, found: &mut Numbers) {
             "batch.micro",
             format!("`batch.micro` is {micro}, which does not divide `batch.global`, {global}"),
         );
-        found.push(problem.hint(batch_hint(global, micro)));
+        found.push(problem.against("batch.global").hint(batch_hint(global, micro)));
     }
 }
 
 /// Names the nearest sizes that fit: of the global batch for this micro-batch, and the other way round.
 fn batch_hint(global: usize, micro: usize) -> String {
     let below = global / micro * micro;
-    let globals = if below == 0 { micro.to_string() } else { format!("{below} or {}", below + micro) };
+    let globals = if below == 0 { micro.to_string() } else { format!("{below} or {}", below.saturating_add(micro)) };
     let smaller = (1..=micro.min(global)).rev().find(|&size| global.is_multiple_of(size));
     let larger = (micro..=global).find(|&size| global.is_multiple_of(size));
     let mut micros: Vec<String> = smaller.into_iter().chain(larger).map(|size| size.to_string()).collect();
@@ -187,6 +187,7 @@ fn schedule(schedule: &ScheduleConfig, found: &mut Numbers) {
                         "schedule.warmup_epochs",
                         format!("`schedule.warmup_epochs` is {warmup}, longer than the {epochs} epochs of the run"),
                     )
+                    .against("schedule.epochs")
                     .hint("a tenth of the run is usual; 0 for none"),
                 );
             }

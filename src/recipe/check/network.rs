@@ -48,9 +48,9 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
     let counted = [found.count("backbone.vit.dim", dim), found.count("backbone.vit.heads", heads)];
     found.count("backbone.vit.depth", depth);
     if counted == [true, true] {
-        multiple("backbone.vit.dim", dim, heads, "`backbone.vit.heads`", found);
+        multiple("backbone.vit.dim", dim, heads, "backbone.vit.heads", found);
         if vit.position == PositionEmbedding::Sincos {
-            multiple("backbone.vit.dim", dim, 4, "4, as `position = \"sincos\"` needs", found);
+            multiple_of_four("backbone.vit.dim", dim, "`position = \"sincos\"` needs", "backbone.vit.position", found);
         }
     }
     if found.positive("backbone.vit.mlp_ratio", vit.mlp_ratio) && (dim as f64 * vit.mlp_ratio) < 1.0 {
@@ -63,16 +63,14 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
     if vit.pool == Pool::Class && !vit.class_token {
         found.push(
             Problem::at("backbone.vit.class_token", "`backbone.vit.pool` is \"class\", but there is no class token")
+                .against("backbone.vit.pool")
                 .hint("set `pool = \"mean\"`, or remove `class_token = false`"),
         );
     }
     if found.count("backbone.vit.patch", vit.patch) {
         for (index, view) in views.iter().enumerate() {
-            if !(view.size as usize).is_multiple_of(vit.patch) {
-                let key = format!("views.{index}.size");
-                let of = format!("`backbone.vit.patch`, {}", vit.patch);
-                found.push(not_a_multiple(&key, view.size as usize, vit.patch, &of));
-            }
+            let key = format!("views.{index}.size");
+            multiple(&key, view.size as usize, vit.patch, "backbone.vit.patch", found);
         }
     }
 }
@@ -125,8 +123,8 @@ fn check_mae(config: &mae::Config, recipe: &Recipe, found: &mut Numbers) {
     found.count("method.mae.decoder_depth", config.decoder_depth);
     if counted == [true, true] {
         let dim = "method.mae.decoder_dim";
-        multiple(dim, config.decoder_dim, config.decoder_heads, "`method.mae.decoder_heads`", found);
-        multiple(dim, config.decoder_dim, 4, "4, as its sine-cosine positions need", found);
+        multiple(dim, config.decoder_dim, config.decoder_heads, "method.mae.decoder_heads", found);
+        multiple_of_four(dim, config.decoder_dim, "its sine-cosine positions need", "method.mae", found);
     }
     let ratio = config.mask_ratio;
     let in_range = ratio > 0.0 && ratio < 1.0;
@@ -139,42 +137,56 @@ fn check_mae(config: &mae::Config, recipe: &Recipe, found: &mut Numbers) {
                 "method.mae",
                 "`method.mae` drops patches and needs `backbone.vit`, but the backbone is `resnet`",
             )
+            .against("backbone")
             .hint("write `[backbone.vit]`, or keep the resnet and write `[method.simclr]`"),
         ),
         BackboneConfig::Vit(vit) => {
             let side = recipe.views.first().map_or(0, |view| view.size as usize / vit.patch.max(1));
-            let patches = side * side;
+            let patches = side.saturating_mul(side);
             // The paper's code keeps `int(patches * (1 - ratio))`.
             let kept = (patches as f64 * (1.0 - ratio)) as usize;
-            if in_range && patches > 0 && (kept == 0 || kept == patches) {
+            if patches == 1 {
+                let (size, least) = (vit.patch, 2 * vit.patch);
+                let message = format!(
+                    "`views.0.size` is {size}, a single patch, but `method.mae` needs some to keep and some to remove"
+                );
+                found.push(
+                    Problem::at("views.0.size", message)
+                        .against("backbone.vit.patch")
+                        .hint(format!("use at least {least}, or a smaller patch")),
+                );
+            } else if in_range && patches > 1 && (kept == 0 || kept == patches) {
                 let what = if kept == 0 { "keeps" } else { "removes" };
-                let hint = if patches == 1 {
-                    "use a smaller `backbone.vit.patch` or larger views".to_owned()
-                } else {
-                    let least = (1000.0 / patches as f64).ceil() / 1000.0;
-                    format!("use from {least} to {}", 1.0 - least)
-                };
+                let least = (1000.0 / patches as f64).ceil() / 1000.0;
                 found.push(
                     Problem::at(
                         "method.mae.mask_ratio",
                         format!("`method.mae.mask_ratio` is {ratio}, which {what} none of the {patches} patches"),
                     )
-                    .hint(hint),
+                    .against("backbone.vit.patch")
+                    .against("views")
+                    .hint(format!("use from {least} to {}", 1.0 - least)),
                 );
             }
         }
     }
 }
 
-fn multiple(key: &str, value: usize, of: usize, name: &str, found: &mut Numbers) {
+fn multiple(key: &str, value: usize, of: usize, of_key: &'static str, found: &mut Numbers) {
     if !value.is_multiple_of(of) {
-        let of_text = if name.starts_with('`') { format!("{name}, {of}") } else { name.to_owned() };
-        found.push(not_a_multiple(key, value, of, &of_text));
+        let message = format!("`{key}` is {value}, but must be a multiple of `{of_key}`, {of}");
+        found.push(Problem::at(key, message).against(of_key).hint(near_multiples(value, of)));
     }
 }
 
-fn not_a_multiple(key: &str, value: usize, of: usize, of_text: &str) -> Problem {
+fn multiple_of_four(key: &str, value: usize, why: &str, why_key: &'static str, found: &mut Numbers) {
+    if !value.is_multiple_of(4) {
+        let message = format!("`{key}` is {value}, but must be a multiple of 4, as {why}");
+        found.push(Problem::at(key, message).against(why_key).hint(near_multiples(value, 4)));
+    }
+}
+
+fn near_multiples(value: usize, of: usize) -> String {
     let below = value / of * of;
-    let near = if below == 0 { of.to_string() } else { format!("{below} or {}", below + of) };
-    Problem::at(key, format!("`{key}` is {value}, but must be a multiple of {of_text}")).hint(format!("use {near}"))
+    if below == 0 { format!("use {of}") } else { format!("use {below} or {}", below.saturating_add(of)) }
 }
