@@ -127,6 +127,7 @@ pub(super) fn resolve(
     let classes = source.classes().len();
     let facts = DataFacts {
         images: source.len(),
+        fingerprint: source.fingerprint(),
         classes: (classes > 0).then_some(classes),
         description: match &loaded.recipe.data.path {
             Some(path) => path.display().to_string(),

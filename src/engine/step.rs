@@ -249,7 +249,7 @@ fn gather(
 }
 
 fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().to_vec::<f32>().expect("networks compute in fp32")
+    tensor.into_data().try_to_vec::<f32>().expect("networks compute in fp32")
 }
 
 /// The canonical tree over numbers that every rank already has.

@@ -98,7 +98,7 @@ fn extract_chunk(
     }
     let features = forward(Tensor::from_data(TensorData::new(pixels, [BATCH, 3, side, side]), device));
     let dim = features.dims()[1];
-    let mut values = features.into_data().to_vec::<f32>().expect("networks compute in fp32");
+    let mut values = features.into_data().try_to_vec::<f32>().expect("networks compute in fp32");
     values.truncate(kept.len() * dim);
     Extracted { values, dim, kept }
 }

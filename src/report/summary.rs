@@ -85,6 +85,30 @@ impl Summary {
         write_atomically(&self.run.join("summary.json"), &text)
     }
 
+    /// Returns what was measured, without the story of the run around it.
+    #[must_use]
+    pub fn measurements(&self) -> String {
+        let mut lines = vec![("checkpoint", format!("{} (step {} of {})", self.run.display(), self.steps, self.total_steps))];
+        lines.extend(self.measured());
+        let block: String = lines.iter().map(|(label, text)| format!("{label:<14} {text}\n")).collect();
+        self.warnings.iter().fold(block, |block, warning| format!("{block}{warning}\n"))
+    }
+
+    fn measured(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if let Some(knn) = &self.knn {
+            lines.extend(knn.lines());
+        }
+        if let Some(std) = self.embedding_std {
+            let healthy = 1.0 / (self.dim as f64).sqrt();
+            lines.push(("embedding std", format!("{std:.4} (healthy about {healthy:.4}, collapsed 0)")));
+        }
+        if let Some(rankme) = self.rankme {
+            lines.push(("RankMe", format!("{rankme:.1} of {}", self.dim)));
+        }
+        lines
+    }
+
     /// Returns the block as pairs of label and text.
     fn lines(&self) -> Vec<(&'static str, String)> {
         let finished = self.steps >= self.total_steps;
@@ -97,16 +121,7 @@ impl Summary {
         if let (Some(first), Some(last)) = (self.first_loss, self.last_loss) {
             lines.push(("loss", format!("{last:.4} (first step {first:.4})")));
         }
-        if let Some(knn) = &self.knn {
-            lines.extend(knn.lines());
-        }
-        if let Some(std) = self.embedding_std {
-            let healthy = 1.0 / (self.dim as f64).sqrt();
-            lines.push(("embedding std", format!("{std:.4} (healthy about {healthy:.4}, collapsed 0)")));
-        }
-        if let Some(rankme) = self.rankme {
-            lines.push(("RankMe", format!("{rankme:.1} of {}", self.dim)));
-        }
+        lines.extend(self.measured());
         if self.bad_images > 0 {
             lines.push(("bad images", format!("{} replaced, see bad-images.jsonl", self.bad_images)));
         }
