@@ -98,7 +98,9 @@ impl Features {
     pub(super) fn normalized(&self) -> Vec<f64> {
         let mut values = self.to_f64();
         for (row, length) in values.chunks_exact_mut(self.dim).zip(self.lengths()) {
-            row.iter_mut().for_each(|v| *v /= length);
+            for value in row {
+                *value /= length;
+            }
         }
         values
     }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::accuracy::top_k_accuracy;
 use super::features::Features;
+use super::linalg::dot;
 
 /// Similarities that are held at a time (64 MiB).
 const BLOCK: usize = 1 << 24;
@@ -86,7 +87,9 @@ impl Knn {
                     neighbours
                 })
                 .collect();
-            found.iter().for_each(|neighbours| take(neighbours));
+            for neighbours in &found {
+                take(neighbours);
+            }
         }
     }
 }
@@ -144,18 +147,6 @@ fn unit_rows(features: &Features, range: std::ops::Range<usize>, lengths: &[f64]
     let unit = |row: usize| features.row(row).iter().map(move |&v| (f64::from(v) / lengths[row]) as f32);
     let values: Vec<f32> = range.flat_map(unit).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
-}
-
-/// Returns the inner product in double precision, summed in a fixed order.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let (mut sums, whole) = ([0.0f64; 8], a.len() / 8 * 8);
-    for (a, b) in a[..whole].chunks_exact(8).zip(b[..whole].chunks_exact(8)) {
-        for lane in 0..8 {
-            sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
-        }
-    }
-    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]

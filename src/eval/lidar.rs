@@ -1,4 +1,4 @@
-//! LiDAR: the effective rank of what tells images apart, relative to what augmentation changes.
+//! `LiDAR`: the effective rank of what tells images apart, relative to what augmentation changes.
 //!
 //! Thilak et al., 2023, <https://arxiv.org/abs/2312.04000>; normalisation and constants as in stable-pretraining 9aa93f8
 //! (`callbacks/lidar.py`): covariances divided by `n - 1` between and `n (q - 1)` within groups.
@@ -68,7 +68,9 @@ pub fn lidar(embeddings: &Features, q: usize, delta: f64, epsilon: f64) -> Resul
 /// Returns `columns columns' / degrees`, columns being centred.
 fn covariance(columns: &[f64], rows: usize, degrees: usize) -> Vec<f64> {
     let mut out = products(columns, columns, rows);
-    out.iter_mut().for_each(|v| *v /= degrees as f64);
+    for value in &mut out {
+        *value /= degrees as f64;
+    }
     out
 }
 

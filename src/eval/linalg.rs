@@ -8,15 +8,15 @@ const BLOCK: usize = 256;
 /// Rows below which [`eigenvalues`] stays on one thread.
 const PARALLEL_ROWS: usize = 192;
 
-/// Returns the inner product; eight running sums, so that the compiler may use vectors.
-pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+/// Returns the inner product in double precision; eight running sums, so that the compiler may use vectors.
+pub(super) fn dot<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
     let (mut sums, whole) = ([0.0f64; 8], a.len() / 8 * 8);
     for (a, b) in a[..whole].chunks_exact(8).zip(b[..whole].chunks_exact(8)) {
         for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
+            sums[lane] += a[lane].into() * b[lane].into();
         }
     }
-    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(a, b)| a * b).sum();
+    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(&a, &b)| a.into() * b.into()).sum();
     sums.iter().sum::<f64>() + rest
 }
 
@@ -47,7 +47,9 @@ pub(super) fn centered_columns(matrix: &[f64], columns: usize) -> Vec<f64> {
     let mut out = transpose(matrix, columns);
     for column in out.chunks_exact_mut(rows) {
         let mean = column.iter().sum::<f64>() / rows as f64;
-        column.iter_mut().for_each(|v| *v -= mean);
+        for value in column {
+            *value -= mean;
+        }
     }
     out
 }

@@ -1,4 +1,4 @@
-//! RankMe: the effective rank of embeddings.
+//! `RankMe`: the effective rank of embeddings.
 //!
 //! Garrido et al., 2023, <https://arxiv.org/abs/2210.02885>, equation 1.
 

@@ -1,4 +1,4 @@
-//! TensorBoard event files: scalars only, written by hand (the crate for it is unmaintained).
+//! `TensorBoard` event files: scalars only, written by hand (the crate for it is unmaintained).
 //!
 //! A file is a sequence of `TFRecord`s (<https://www.tensorflow.org/tutorials/load_data/tfrecord>), each a serialised
 //! `tensorflow.Event` (`tensorboard/compat/proto/event.proto`, `summary.proto`).
