@@ -37,8 +37,8 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Writes a file so that at any moment, power loss included, either the old or the new content is there: a temporary file in the same
-/// folder, synced, renamed over `path`, and the folder synced.
+/// Writes a file so that at any moment, power loss included, either the old or the new content is there: a temporary
+/// file in the same folder, synced, renamed over `path`, and the folder synced.
 ///
 /// # Errors
 /// When the folder cannot be written or the disk is full; the old content is then untouched.
@@ -65,7 +65,10 @@ fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".tmp-");
     #[cfg(unix)]
-    builder.permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        builder.permissions(std::fs::Permissions::from_mode(0o666)); // less the umask
+    }
     builder.tempfile_in(folder)
 }
 

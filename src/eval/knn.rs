@@ -1,7 +1,8 @@
 //! Weighted nearest-neighbour classification: what a network learnt, without training anything.
 //!
 //! Wu et al., 2018, <https://arxiv.org/abs/1805.01978> (section 3.4), with the settings of DINO (Caron et al., 2021,
-//! <https://arxiv.org/abs/2104.14294>): the k most similar images of a labelled bank vote with weight `exp(cosine / T)`.
+//! <https://arxiv.org/abs/2104.14294>): the k most similar images of a labelled bank vote with weight
+//! `exp(cosine / T)`.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
@@ -36,11 +37,12 @@ pub struct Votes {
 impl Knn {
     /// Lets the bank vote on each query.
     ///
-    /// Neighbours are exact: single-precision similarities choose candidates, double-precision ones decide. Of equally similar
-    /// images the one with the smaller index goes first. A zero vector has cosine 0 with everything.
+    /// Neighbours are exact: single-precision similarities choose candidates, double-precision ones decide. Of equally
+    /// similar images the one with the smaller index goes first. A zero vector has cosine 0 with everything.
     ///
     /// # Panics
-    /// When `k` or the temperature is not positive, the dimensions differ, or `labels` does not have one label per bank image.
+    /// When `k` or the temperature is not positive, the dimensions differ, or `labels` does not have one label per bank
+    /// image.
     pub fn vote(&self, bank: &Features, labels: &[u32], queries: &Features) -> Votes {
         assert!(self.k > 0 && self.temperature > 0.0, "k and the temperature of kNN are positive");
         assert_eq!(bank.dim(), queries.dim(), "bank and queries come from the same network");
@@ -63,8 +65,8 @@ impl Knn {
     fn each_neighbours(&self, bank: &Features, queries: &Features, mut take: impl FnMut(&[(f64, usize)])) {
         let (rows, dim, k) = (bank.rows(), bank.dim(), self.k.min(bank.rows()));
         let (bank_lengths, query_lengths) = (bank.lengths(), queries.lengths());
-        // A single-precision product of unit vectors errs by at most about dim * 2^-24, so that what is among the k largest lies
-        // within twice that of the k-th largest.
+        // A single-precision product of unit vectors errs by at most about dim * 2^-24, so that what is among the k
+        // largest lies within twice that of the k-th largest.
         let slack = (dim as f32 + 8.0) * f32::EPSILON;
         let transposed = unit_rows(bank, 0..rows, &bank_lengths).transpose(); // [dim, rows]
         let block = (BLOCK / rows).clamp(1, 1024);
@@ -130,8 +132,8 @@ impl Votes {
         (0..self.queries()).map(|query| self.ranking(query)[0]).collect()
     }
 
-    /// Returns the fraction of queries whose label is among the `top` classes with the most votes. A class without a vote is
-    /// never right.
+    /// Returns the fraction of queries whose label is among the `top` classes with the most votes. A class without a
+    /// vote is never right.
     ///
     /// # Panics
     /// When `labels` does not have one label per query.

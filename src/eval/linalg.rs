@@ -83,8 +83,8 @@ pub(super) fn solve_lower(lower: &[f64], n: usize, rows: &mut [f64]) {
 
 /// Returns the eigenvalues of a symmetric matrix in descending order.
 ///
-/// Householder reduction to tridiagonal form, then implicit QL (Golub and Van Loan, Matrix Computations, 4th edition, 8.3).
-/// Absolute error about `1e-16 * n * largest`.
+/// Householder reduction to tridiagonal form, then implicit QL (Golub and Van Loan, Matrix Computations, 4th edition,
+/// 8.3). Absolute error about `1e-16 * n * largest`.
 pub(super) fn eigenvalues(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     assert_eq!(matrix.len(), n * n, "a square matrix");
     let (mut diagonal, mut beside) = (Vec::with_capacity(n), Vec::with_capacity(n));
@@ -100,8 +100,8 @@ pub(super) fn eigenvalues(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     diagonal
 }
 
-/// Turns `x` into the vector of the reflection that maps it onto the first axis, applies the reflection to both sides of the
-/// trailing matrix (`rows`, from column `from` on), and returns the first coordinate of the mapped `x`.
+/// Turns `x` into the vector of the reflection that maps it onto the first axis, applies the reflection to both sides
+/// of the trailing matrix (`rows`, from column `from` on), and returns the first coordinate of the mapped `x`.
 fn reflect(x: &mut [f64], rows: &mut [f64], n: usize, from: usize) -> f64 {
     let Some(&first) = x.first() else { return 0.0 };
     if x[1..].iter().all(|&v| v == 0.0) {

@@ -71,8 +71,8 @@ impl Environment {
         }
     }
 
-    /// Adds this start to `environment.json` in the run folder: an array, one object for each start of the run. A file that cannot be
-    /// read as such is replaced.
+    /// Adds this start to `environment.json` in the run folder: an array, one object for each start of the run. A file
+    /// that cannot be read as such is replaced.
     ///
     /// # Errors
     /// When the folder cannot be written.

@@ -32,8 +32,8 @@ pub enum Style {
 }
 
 impl Style {
-    /// Chooses a bar when standard error is a terminal that can redraw a line, else plain lines on standard error. Colour goes by
-    /// `NO_COLOR` (<https://no-color.org>: set and not empty).
+    /// Chooses a bar when standard error is a terminal that can redraw a line, else plain lines on standard error.
+    /// Colour goes by `NO_COLOR` (<https://no-color.org>: set and not empty).
     pub fn detect(every: u64) -> Self {
         let is_set =
             |name: &str, value: fn(&std::ffi::OsStr) -> bool| std::env::var_os(name).is_some_and(|v| value(&v));

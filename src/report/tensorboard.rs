@@ -21,8 +21,8 @@ pub struct EventLog {
 impl EventLog {
     /// Creates a new event file in `folder`, for a process whose next step is `next_step`.
     ///
-    /// Files of earlier processes are never touched. The new one begins with the mark of a restart, at which `TensorBoard` forgets what
-    /// they said of `next_step` and later steps.
+    /// Files of earlier processes are never touched. The new one begins with the mark of a restart, at which
+    /// `TensorBoard` forgets what they said of `next_step` and later steps.
     ///
     /// # Errors
     /// When the folder cannot be written.
