@@ -146,11 +146,14 @@ pub(crate) fn read_tensors(path: &Path) -> BTreeMap<String, Array> {
             other => panic!("{}: dtype {other:?}", path.display()),
         }
     };
-    file.iter().map(|(name, view)| (name.to_owned(), Array { shape: view.shape().to_vec(), values: convert(&view) })).collect()
+    file.iter()
+        .map(|(name, view)| (name.to_owned(), Array { shape: view.shape().to_vec(), values: convert(&view) }))
+        .collect()
 }
 
 fn folder() -> PathBuf {
-    std::env::var_os("GOLDEN_DIR").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/golden"), PathBuf::from)
+    std::env::var_os("GOLDEN_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/golden"), PathBuf::from)
 }
 
 /// Says a line past the test harness, which hides what passing tests print.
@@ -184,11 +187,17 @@ fn run_kind(kind: &str, run: impl Fn(&Case) -> Outcome + std::panic::RefUnwindSa
         let line = match result {
             Ok(Outcome::Compared(checks)) if checks.failures.is_empty() && checks.count > 0 => {
                 passed += 1;
-                format!("passed   {:>4} checks, worst {:>4.0} % of tolerance ({})", checks.count, 100.0 * checks.worst, checks.worst_what)
+                format!(
+                    "passed   {:>4} checks, worst {:>4.0} % of tolerance ({})",
+                    checks.count,
+                    100.0 * checks.worst,
+                    checks.worst_what
+                )
             }
             Ok(Outcome::Compared(checks)) => {
                 failed.push(name.clone());
-                let reasons = if checks.count == 0 { "nothing was compared".to_owned() } else { checks.failures.join("; ") };
+                let reasons =
+                    if checks.count == 0 { "nothing was compared".to_owned() } else { checks.failures.join("; ") };
                 format!("FAILED   {reasons}")
             }
             Ok(Outcome::NotYet(why)) => {
@@ -197,7 +206,10 @@ fn run_kind(kind: &str, run: impl Fn(&Case) -> Outcome + std::panic::RefUnwindSa
             }
             Err(panic) => {
                 failed.push(name.clone());
-                let why = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|&s| s.to_owned()));
+                let why = panic
+                    .downcast_ref::<String>()
+                    .cloned()
+                    .or_else(|| panic.downcast_ref::<&str>().map(|&s| s.to_owned()));
                 format!("FAILED   {}", why.unwrap_or_else(|| "panicked".to_owned()))
             }
         };
