@@ -1,6 +1,6 @@
 //! Files that are either whole or not there.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,8 +37,8 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Writes a file so that at any moment, power loss included, either the old or the new content is there: a temporary file in the same
-/// folder, synced, renamed over `path`, and the folder synced.
+/// Writes a file so that at any moment, power loss included, either the old or the new content is there: a temporary
+/// file in the same folder, synced, renamed over `path`, and the folder synced.
 ///
 /// # Errors
 /// When the folder cannot be written or the disk is full; the old content is then untouched.
@@ -50,12 +50,25 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_folder(folder)
 }
 
+/// Writes a value as indented JSON, as [`write_atomically`] does.
+///
+/// # Errors
+/// As there, and when the value has no JSON form (a path that is not UTF-8).
+pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), FileError> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(|e| FileError::at(path, "encode")(e.into()))?;
+    text.push(b'\n');
+    write_atomically(path, &text)
+}
+
 /// Creates a temporary file with the permissions of an ordinary new file (the crate's default is the owner's alone).
 fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".tmp-");
     #[cfg(unix)]
-    builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        builder.permissions(std::fs::Permissions::from_mode(0o666)); // less the umask
+    }
     builder.tempfile_in(folder)
 }
 

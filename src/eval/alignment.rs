@@ -7,8 +7,8 @@ use super::linalg::{centered_columns, dot};
 
 /// Returns the mean over dimensions of the unbiased standard deviation of the L2-normalised features.
 ///
-/// `1 / sqrt(dim)` when they fill the sphere, 0 when all are the same (Chen and He, 2021, <https://arxiv.org/abs/2011.10566>,
-/// figure 2; lightly's `std_of_l2_normalized`).
+/// `1 / sqrt(dim)` when they fill the sphere, 0 when all are the same (Chen and He, 2021,
+/// <https://arxiv.org/abs/2011.10566>, figure 2; lightly's `std_of_l2_normalized`).
 ///
 /// # Errors
 /// With fewer than two images.

@@ -82,8 +82,8 @@ impl Features {
         &self.values[index * self.dim..][..self.dim]
     }
 
-    /// Returns the Euclidean length of each row, at least 1e-12: torch's `normalize` divides by no less, and a zero vector
-    /// stays zero.
+    /// Returns the Euclidean length of each row, at least 1e-12: torch's `normalize` divides by no less, and a zero
+    /// vector stays zero.
     pub(super) fn lengths(&self) -> Vec<f64> {
         let length = |row: &[f32]| row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         self.values.chunks_exact(self.dim).map(|row| length(row).max(1e-12)).collect()
@@ -98,7 +98,9 @@ impl Features {
     pub(super) fn normalized(&self) -> Vec<f64> {
         let mut values = self.to_f64();
         for (row, length) in values.chunks_exact_mut(self.dim).zip(self.lengths()) {
-            row.iter_mut().for_each(|v| *v /= length);
+            for value in row {
+                *value /= length;
+            }
         }
         values
     }

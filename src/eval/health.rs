@@ -19,13 +19,15 @@ impl std::fmt::Display for Warning {
     }
 }
 
-/// Judges features by their embedding standard deviation and RankMe (epsilon 1e-7), `dim` being their width.
+/// Judges features by their embedding standard deviation and `RankMe` (epsilon 1e-7), `dim` being their width.
 ///
-/// * `collapse`: RankMe below 2 or a standard deviation below `0.1 / sqrt(dim)`, a tenth of that of features that fill the sphere
-///   (`1 / sqrt(dim)`, SimSiam, figure 2): the mean cosine of two images is then above 0.99, and all images look the same. A value
-///   that is not a number counts as collapsed. Features of one dimension have rank 1 and are judged by their deviation alone.
-/// * `low-rank`: RankMe below `0.05 dim`: fewer than one dimension in twenty is in use (dimensional collapse, Jing et al., 2022,
-///   <https://arxiv.org/abs/2110.09348>). Small data sets and early checkpoints show it too, so it is advice.
+/// * `collapse`: `RankMe` below 2 or a standard deviation below `0.1 / sqrt(dim)`, a tenth of that of features that
+///   fill the sphere (`1 / sqrt(dim)`, `SimSiam`, figure 2): the mean cosine of two images is then above 0.99, and all
+///   images look the same. A value that is not a number counts as collapsed. Features of one dimension have rank 1 and
+///   are judged by their deviation alone.
+/// * `low-rank`: `RankMe` below `0.05 dim`: fewer than one dimension in twenty is in use (dimensional collapse, Jing et
+///   al., 2022, <https://arxiv.org/abs/2110.09348>). Small data sets and early checkpoints show it too, so it is
+///   advice.
 pub fn health(std: f64, rankme: f64, dim: usize) -> Vec<Warning> {
     let full = 1.0 / (dim as f64).sqrt();
     let mut warnings = Vec::new();
@@ -36,7 +38,8 @@ pub fn health(std: f64, rankme: f64, dim: usize) -> Vec<Warning> {
         warnings.push(Warning {
             code: "collapse",
             reason: format!(
-                "all images get nearly the same features: embedding std {std:.4} (healthy about {full:.4}), RankMe {rankme:.1} of {dim}"
+                "all images get nearly the same features: embedding std {std:.4} (healthy about {full:.4}), \
+                 RankMe {rankme:.1} of {dim}"
             ),
             remedy: "lower the learning rate, check that the views differ (`autodidact recipe show`), \
                      and start again from a checkpoint before the loss jumped"
@@ -52,10 +55,13 @@ pub fn health(std: f64, rankme: f64, dim: usize) -> Vec<Warning> {
     warnings
 }
 
-/// Judges a loss that should have left its starting point: `uniform` is its value when the network tells nothing apart, such as the
-/// logarithm of the number of prototypes (DINO: 8.3178 for 4096, SwAV) or of candidates (SimCLR: `ln(2B - 1)`).
+/// Judges a loss that should have left its starting point: `uniform` is its value when the network tells nothing apart,
+/// such as the logarithm of the number of prototypes (DINO: 8.3178 for 4096, `SwAV`) or of candidates (SimCLR:
+/// `ln(2B - 1)`).
 pub fn plateau(loss: f64, uniform: f64) -> Option<Warning> {
-    (!((loss - uniform).abs() > 0.005 * uniform.abs())).then(|| Warning {
+    // a comparison with NaN is false, so that NaN warns
+    let moved = (loss - uniform).abs() > 0.005 * uniform.abs();
+    (!moved).then(|| Warning {
         code: "loss-plateau",
         reason: format!("the loss is {loss:.4}, and {uniform:.4} is what a network gets that tells nothing apart"),
         remedy: "raise the learning rate or lengthen its warm-up, lower the temperature, or train longer".to_owned(),

@@ -1,13 +1,15 @@
 //! Weighted nearest-neighbour classification: what a network learnt, without training anything.
 //!
 //! Wu et al., 2018, <https://arxiv.org/abs/1805.01978> (section 3.4), with the settings of DINO (Caron et al., 2021,
-//! <https://arxiv.org/abs/2104.14294>): the k most similar images of a labelled bank vote with weight `exp(cosine / T)`.
+//! <https://arxiv.org/abs/2104.14294>): the k most similar images of a labelled bank vote with weight
+//! `exp(cosine / T)`.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::accuracy::top_k_accuracy;
 use super::features::Features;
+use super::linalg::dot;
 
 /// Similarities that are held at a time (64 MiB).
 const BLOCK: usize = 1 << 24;
@@ -35,11 +37,12 @@ pub struct Votes {
 impl Knn {
     /// Lets the bank vote on each query.
     ///
-    /// Neighbours are exact: single-precision similarities choose candidates, double-precision ones decide. Of equally similar
-    /// images the one with the smaller index goes first. A zero vector has cosine 0 with everything.
+    /// Neighbours are exact: single-precision similarities choose candidates, double-precision ones decide. Of equally
+    /// similar images the one with the smaller index goes first. A zero vector has cosine 0 with everything.
     ///
     /// # Panics
-    /// When `k` or the temperature is not positive, the dimensions differ, or `labels` does not have one label per bank image.
+    /// When `k` or the temperature is not positive, the dimensions differ, or `labels` does not have one label per bank
+    /// image.
     pub fn vote(&self, bank: &Features, labels: &[u32], queries: &Features) -> Votes {
         assert!(self.k > 0 && self.temperature > 0.0, "k and the temperature of kNN are positive");
         assert_eq!(bank.dim(), queries.dim(), "bank and queries come from the same network");
@@ -62,8 +65,8 @@ impl Knn {
     fn each_neighbours(&self, bank: &Features, queries: &Features, mut take: impl FnMut(&[(f64, usize)])) {
         let (rows, dim, k) = (bank.rows(), bank.dim(), self.k.min(bank.rows()));
         let (bank_lengths, query_lengths) = (bank.lengths(), queries.lengths());
-        // A single-precision product of unit vectors errs by at most about dim * 2^-24, so that what is among the k largest lies
-        // within twice that of the k-th largest.
+        // A single-precision product of unit vectors errs by at most about dim * 2^-24, so that what is among the k
+        // largest lies within twice that of the k-th largest.
         let slack = (dim as f32 + 8.0) * f32::EPSILON;
         let transposed = unit_rows(bank, 0..rows, &bank_lengths).transpose(); // [dim, rows]
         let block = (BLOCK / rows).clamp(1, 1024);
@@ -86,7 +89,9 @@ impl Knn {
                     neighbours
                 })
                 .collect();
-            found.iter().for_each(|neighbours| take(neighbours));
+            for neighbours in &found {
+                take(neighbours);
+            }
         }
     }
 }
@@ -127,8 +132,8 @@ impl Votes {
         (0..self.queries()).map(|query| self.ranking(query)[0]).collect()
     }
 
-    /// Returns the fraction of queries whose label is among the `top` classes with the most votes. A class without a vote is
-    /// never right.
+    /// Returns the fraction of queries whose label is among the `top` classes with the most votes. A class without a
+    /// vote is never right.
     ///
     /// # Panics
     /// When `labels` does not have one label per query.
@@ -144,18 +149,6 @@ fn unit_rows(features: &Features, range: std::ops::Range<usize>, lengths: &[f64]
     let unit = |row: usize| features.row(row).iter().map(move |&v| (f64::from(v) / lengths[row]) as f32);
     let values: Vec<f32> = range.flat_map(unit).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
-}
-
-/// Returns the inner product in double precision, summed in a fixed order.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let (mut sums, whole) = ([0.0f64; 8], a.len() / 8 * 8);
-    for (a, b) in a[..whole].chunks_exact(8).zip(b[..whole].chunks_exact(8)) {
-        for lane in 0..8 {
-            sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
-        }
-    }
-    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]

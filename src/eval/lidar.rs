@@ -1,7 +1,7 @@
-//! LiDAR: the effective rank of what tells images apart, relative to what augmentation changes.
+//! `LiDAR`: the effective rank of what tells images apart, relative to what augmentation changes.
 //!
-//! Thilak et al., 2023, <https://arxiv.org/abs/2312.04000>; normalisation and constants as in stable-pretraining 9aa93f8
-//! (`callbacks/lidar.py`): covariances divided by `n - 1` between and `n (q - 1)` within groups.
+//! Thilak et al., 2023, <https://arxiv.org/abs/2312.04000>; normalisation and constants as in stable-pretraining
+//! 9aa93f8 (`callbacks/lidar.py`): covariances divided by `n - 1` between and `n (q - 1)` within groups.
 
 use super::features::{EvalError, Features};
 use super::linalg::{centered_columns, cholesky, eigenvalues, products, solve_lower, transpose};
@@ -20,8 +20,8 @@ pub struct Lidar {
 
 /// Measures embeddings of `q` views an image, the views of an image one after the other.
 ///
-/// `delta` is added to the diagonal of the covariance within groups (the reference uses 1e-4), `epsilon` to each eigenvalue
-/// (1e-8). Rows beyond the last whole group are left out.
+/// `delta` is added to the diagonal of the covariance within groups (the reference uses 1e-4), `epsilon` to each
+/// eigenvalue (1e-8). Rows beyond the last whole group are left out.
 ///
 /// # Errors
 /// With fewer than two groups, or when the covariance within groups is singular despite `delta`.
@@ -68,7 +68,9 @@ pub fn lidar(embeddings: &Features, q: usize, delta: f64, epsilon: f64) -> Resul
 /// Returns `columns columns' / degrees`, columns being centred.
 fn covariance(columns: &[f64], rows: usize, degrees: usize) -> Vec<f64> {
     let mut out = products(columns, columns, rows);
-    out.iter_mut().for_each(|v| *v /= degrees as f64);
+    for value in &mut out {
+        *value /= degrees as f64;
+    }
     out
 }
 

@@ -8,15 +8,15 @@ const BLOCK: usize = 256;
 /// Rows below which [`eigenvalues`] stays on one thread.
 const PARALLEL_ROWS: usize = 192;
 
-/// Returns the inner product; eight running sums, so that the compiler may use vectors.
-pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+/// Returns the inner product in double precision; eight running sums, so that the compiler may use vectors.
+pub(super) fn dot<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
     let (mut sums, whole) = ([0.0f64; 8], a.len() / 8 * 8);
     for (a, b) in a[..whole].chunks_exact(8).zip(b[..whole].chunks_exact(8)) {
         for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
+            sums[lane] += a[lane].into() * b[lane].into();
         }
     }
-    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(a, b)| a * b).sum();
+    let rest: f64 = a[whole..].iter().zip(&b[whole..]).map(|(&a, &b)| a.into() * b.into()).sum();
     sums.iter().sum::<f64>() + rest
 }
 
@@ -47,7 +47,9 @@ pub(super) fn centered_columns(matrix: &[f64], columns: usize) -> Vec<f64> {
     let mut out = transpose(matrix, columns);
     for column in out.chunks_exact_mut(rows) {
         let mean = column.iter().sum::<f64>() / rows as f64;
-        column.iter_mut().for_each(|v| *v -= mean);
+        for value in column {
+            *value -= mean;
+        }
     }
     out
 }
@@ -81,8 +83,8 @@ pub(super) fn solve_lower(lower: &[f64], n: usize, rows: &mut [f64]) {
 
 /// Returns the eigenvalues of a symmetric matrix in descending order.
 ///
-/// Householder reduction to tridiagonal form, then implicit QL (Golub and Van Loan, Matrix Computations, 4th edition, 8.3).
-/// Absolute error about `1e-16 * n * largest`.
+/// Householder reduction to tridiagonal form, then implicit QL (Golub and Van Loan, Matrix Computations, 4th edition,
+/// 8.3). Absolute error about `1e-16 * n * largest`.
 pub(super) fn eigenvalues(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     assert_eq!(matrix.len(), n * n, "a square matrix");
     let (mut diagonal, mut beside) = (Vec::with_capacity(n), Vec::with_capacity(n));
@@ -98,8 +100,8 @@ pub(super) fn eigenvalues(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     diagonal
 }
 
-/// Turns `x` into the vector of the reflection that maps it onto the first axis, applies the reflection to both sides of the
-/// trailing matrix (`rows`, from column `from` on), and returns the first coordinate of the mapped `x`.
+/// Turns `x` into the vector of the reflection that maps it onto the first axis, applies the reflection to both sides
+/// of the trailing matrix (`rows`, from column `from` on), and returns the first coordinate of the mapped `x`.
 fn reflect(x: &mut [f64], rows: &mut [f64], n: usize, from: usize) -> f64 {
     let Some(&first) = x.first() else { return 0.0 };
     if x[1..].iter().all(|&v| v == 0.0) {

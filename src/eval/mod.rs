@@ -1,7 +1,7 @@
 //! Measures of what a network learnt.
 //!
-//! Everything here takes [`Features`] on the host, whatever device computed them, and returns plain numbers in double precision.
-//! Results depend neither on the number of threads nor on the order in which they finish.
+//! Everything here takes [`Features`] on the host, whatever device computed them, and returns plain numbers in double
+//! precision. Results depend neither on the number of threads nor on the order in which they finish.
 
 mod accuracy;
 mod alignment;

@@ -1,4 +1,4 @@
-//! RankMe: the effective rank of embeddings.
+//! `RankMe`: the effective rank of embeddings.
 //!
 //! Garrido et al., 2023, <https://arxiv.org/abs/2210.02885>, equation 1.
 
@@ -7,8 +7,8 @@ use super::linalg::{eigenvalues, products, transpose};
 
 /// Returns the `min(rows, dim)` singular values of the features, not centred, in descending order.
 ///
-/// They are roots of the eigenvalues of the smaller Gram matrix, so those below about 1e-7 of the largest are noise. What lies
-/// below the rounding error of the Gram matrix is returned as zero.
+/// They are roots of the eigenvalues of the smaller Gram matrix, so those below about 1e-7 of the largest are noise.
+/// What lies below the rounding error of the Gram matrix is returned as zero.
 pub fn singular_values(features: &Features) -> Vec<f64> {
     let rows = features.to_f64();
     let (vectors, length) = if features.rows() < features.dim() {

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{FileError, write_atomically};
+use crate::files::{FileError, write_json};
 
 /// Libraries whose version can change the bits of a run, as locked in `Cargo.lock` (a test compares).
 const LIBRARIES: [(&str, &str); 6] = [
@@ -71,8 +71,8 @@ impl Environment {
         }
     }
 
-    /// Adds this start to `environment.json` in the run folder: an array, one object for each start of the run. A file that cannot be
-    /// read as such is replaced.
+    /// Adds this start to `environment.json` in the run folder: an array, one object for each start of the run. A file
+    /// that cannot be read as such is replaced.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -81,9 +81,7 @@ impl Environment {
         let old = std::fs::read(&path).ok();
         let mut starts: Vec<Self> = old.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         starts.push(self.clone());
-        let mut text = serde_json::to_vec_pretty(&starts).expect("strings and numbers become JSON");
-        text.push(b'\n');
-        write_atomically(&path, &text)
+        write_json(&path, &starts)
     }
 }
 

@@ -11,8 +11,8 @@ use crate::files::{FileError, write_atomically};
 
 /// What one optimizer step measured. All but `time_s` and `images_per_s` are a function of recipe, data and seed.
 ///
-/// Numbers are written with the fewest digits that read back as the same number. JSON has no word for a number that is not finite:
-/// it is written as `null`, and read back as NaN.
+/// Numbers are written with the fewest digits that read back as the same number. JSON has no word for a number that is
+/// not finite: it is written as `null`, and read back as NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Optimizer steps done, this one included: the first step is 1.
@@ -66,10 +66,11 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Opens the log in `folder` for a run whose next step is `next_step` (1 for a new run), creating it when there is none.
+    /// Opens the log in `folder` for a run whose next step is `next_step` (1 for a new run), creating it when there is
+    /// none.
     ///
-    /// Lines of that step and later ones belong to work that was lost with the last kill and runs again: they are removed, as are
-    /// lines that cannot be read, such as a torn last one. The file is replaced in one piece.
+    /// Lines of that step and later ones belong to work that was lost with the last kill and runs again: they are
+    /// removed, as are lines that cannot be read, such as a torn last one. The file is replaced in one piece.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -84,11 +85,14 @@ impl MetricsLog {
         for line in old.split_inclusive(|&byte| byte == b'\n') {
             match serde_json::from_slice::<StepRecord>(line) {
                 Ok(record) if record.step >= next_step => removed.rerun += 1,
-                Ok(_) if line.ends_with(b"\n") => kept.extend_from_slice(line),
-                _ => removed.damaged += 1,
+                Ok(_) => {
+                    kept.extend_from_slice(line.trim_ascii_end());
+                    kept.push(b'\n');
+                }
+                Err(_) => removed.damaged += 1,
             }
         }
-        if removed != Removed::default() {
+        if kept != old {
             write_atomically(&path, &kept)?;
         }
         let open = OpenOptions::new().create(true).append(true).open(&path);
@@ -106,7 +110,7 @@ impl MetricsLog {
     /// # Errors
     /// When the disk is full or fails; the log then ends with its last whole line, if the disk lets it.
     pub fn append(&mut self, record: &StepRecord) -> Result<(), FileError> {
-        let mut line = serde_json::to_vec(record).expect("numbers and names become JSON");
+        let mut line = serde_json::to_vec(record).map_err(|e| FileError::at(&self.path, "encode")(e.into()))?;
         line.push(b'\n');
         if let Err(e) = self.file.write_all(&line) {
             // the write error is what matters; opening removes a torn line anyway
@@ -117,7 +121,8 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// Makes all lines survive a power loss. Call it before a checkpoint becomes visible, so that no checkpoint is ahead of its metrics.
+    /// Makes all lines survive a power loss. Call it before a checkpoint becomes visible, so that no checkpoint is
+    /// ahead of its metrics.
     ///
     /// # Errors
     /// When the disk fails.
@@ -198,15 +203,15 @@ mod tests {
         log(folder.path(), 1..=3);
         let whole = std::fs::read(&path).unwrap();
         let third = whole.len() / 3 * 2;
-        for cut in third + 1..whole.len() {
+        for cut in (third + 1..whole.len()).step_by(7) {
             std::fs::write(&path, &whole[..cut]).unwrap();
             log(folder.path(), 3..=3);
             assert_eq!(std::fs::read(&path).unwrap(), whole, "torn at {cut}");
         }
-        // torn before its checkpoint's step: the line is whole but for its end, and without it the next would be glued on
+        // whole but for its end: kept, and the next line is not glued to it
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        assert_eq!(MetricsLog::open(folder.path(), 9).unwrap().removed().damaged, 1);
-        assert_eq!(steps(folder.path()), [1, 2]);
+        log(folder.path(), 4..=4);
+        assert_eq!(steps(folder.path()), [1, 2, 3, 4]);
     }
 
     #[test]

@@ -10,6 +10,9 @@ use super::metrics::StepRecord;
 /// Steps over which the rate is smoothed.
 const SMOOTHING: f64 = 20.0;
 
+const PLAIN_BAR: &str = "{bar:12} {wide_msg}";
+const COLOUR_BAR: &str = "{bar:12.cyan/blue} {wide_msg}";
+
 /// How progress is shown.
 pub enum Style {
     /// A bar on standard error; coloured or not.
@@ -29,8 +32,8 @@ pub enum Style {
 }
 
 impl Style {
-    /// Chooses a bar when standard error is a terminal that can redraw a line, else plain lines on standard error. Colour goes by
-    /// `NO_COLOR` (<https://no-color.org>: set and not empty).
+    /// Chooses a bar when standard error is a terminal that can redraw a line, else plain lines on standard error.
+    /// Colour goes by `NO_COLOR` (<https://no-color.org>: set and not empty).
     pub fn detect(every: u64) -> Self {
         let is_set =
             |name: &str, value: fn(&std::ffi::OsStr) -> bool| std::env::var_os(name).is_some_and(|v| value(&v));
@@ -61,8 +64,9 @@ impl Progress {
         let display = match style {
             Style::Bar { colour } => {
                 let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-                let template = if colour { "{bar:24.cyan/blue} {msg}" } else { "{bar:24} {msg}" };
-                bar.set_style(ProgressStyle::with_template(template).expect("a valid template").progress_chars("=> "));
+                let template = if colour { COLOUR_BAR } else { PLAIN_BAR };
+                let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+                bar.set_style(style.progress_chars("=> "));
                 bar.set_position(done);
                 Display::Bar(bar)
             }
@@ -83,11 +87,14 @@ impl Progress {
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(record.step);
-                bar.set_message(line(record, self.total, &self.rate, remaining));
+                // 80 columns hold the bar and this; a narrower terminal cuts it
+                bar.set_message(format!("{}/{}  {}", record.step, self.total, line(record, &self.rate, remaining)));
             }
             Display::Lines { out, every } => {
                 if remaining == 0 || (*every > 0 && record.step.is_multiple_of(*every)) {
-                    let _ = writeln!(out, "{}", line(record, self.total, &self.rate, remaining));
+                    let StepRecord { step, epoch, .. } = record;
+                    let line = line(record, &self.rate, remaining);
+                    let _ = writeln!(out, "step {step}/{} (epoch {epoch:.1})  {line}", self.total);
                     let _ = out.flush();
                 }
             }
@@ -116,15 +123,14 @@ impl Progress {
     }
 }
 
-/// The line of a step: `step 120/1200 (epoch 2.4)  loss 4.8123  lr 0.0312  1234 images/s  eta 3m12s`.
-fn line(record: &StepRecord, total: u64, rate: &Rate, remaining: u64) -> String {
-    let StepRecord { step, epoch, loss, lr, .. } = record;
-    let mut line = format!("step {step}/{total} (epoch {epoch:.1})  loss {loss:.4}  lr {}", short(*lr));
+/// What a step reached: `loss 4.8123  lr 0.0312  1234 images/s  eta 3m12s`.
+fn line(record: &StepRecord, rate: &Rate, remaining: u64) -> String {
+    let mut line = format!("loss {:.4}  lr {}", record.loss, short(record.lr));
     // a rate is known after the second step
     if let Some((images_per_s, seconds_per_step)) = rate.smoothed() {
-        line.push_str(&format!("  {} images/s", short(images_per_s)));
+        line = format!("{line}  {} images/s", short(images_per_s));
         if remaining > 0 {
-            line.push_str(&format!("  eta {}", duration(seconds_per_step * remaining as f64)));
+            line = format!("{line}  eta {}", duration(seconds_per_step * remaining as f64));
         }
     }
     line
@@ -264,6 +270,13 @@ mod tests {
         }
         let (images_per_s, _) = rate.smoothed().unwrap();
         assert!((images_per_s - 5.0).abs() < 0.3, "{images_per_s}");
+    }
+
+    #[test]
+    fn bars_are_valid() {
+        for template in [PLAIN_BAR, COLOUR_BAR] {
+            assert!(ProgressStyle::with_template(template).is_ok());
+        }
     }
 
     #[test]

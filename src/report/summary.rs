@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::progress::{duration, short};
 use crate::eval::Warning;
-use crate::files::{FileError, write_atomically};
+use crate::files::{FileError, write_json};
 
 /// What a run reached. Shown as an aligned block of text, written as `summary.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -32,7 +32,7 @@ pub struct Summary {
     pub knn: Option<KnnResult>,
     /// Embedding standard deviation.
     pub embedding_std: Option<f64>,
-    /// RankMe.
+    /// `RankMe`.
     pub rankme: Option<f64>,
     /// Width of the features.
     pub dim: usize,
@@ -80,9 +80,7 @@ impl Summary {
             summary: &'a Summary,
         }
         let event = Event { event: "summary", summary: self };
-        let mut text = serde_json::to_vec_pretty(&event).expect("a run folder that the recipe named is UTF-8");
-        text.push(b'\n');
-        write_atomically(&self.run.join("summary.json"), &text)
+        write_json(&self.run.join("summary.json"), &event)
     }
 
     /// Returns what was measured, without the story of the run around it.

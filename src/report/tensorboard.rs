@@ -1,4 +1,4 @@
-//! TensorBoard event files: scalars only, written by hand (the crate for it is unmaintained).
+//! `TensorBoard` event files: scalars only, written by hand (the crate for it is unmaintained).
 //!
 //! A file is a sequence of `TFRecord`s (<https://www.tensorflow.org/tutorials/load_data/tfrecord>), each a serialised
 //! `tensorflow.Event` (`tensorboard/compat/proto/event.proto`, `summary.proto`).
@@ -21,8 +21,8 @@ pub struct EventLog {
 impl EventLog {
     /// Creates a new event file in `folder`, for a process whose next step is `next_step`.
     ///
-    /// Files of earlier processes are never touched. The new one begins with the mark of a restart, at which `TensorBoard` forgets what
-    /// they said of `next_step` and later steps.
+    /// Files of earlier processes are never touched. The new one begins with the mark of a restart, at which
+    /// `TensorBoard` forgets what they said of `next_step` and later steps.
     ///
     /// # Errors
     /// When the folder cannot be written.

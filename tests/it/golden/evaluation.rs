@@ -66,7 +66,7 @@ fn knn(case: &Case, checks: &mut Checks) {
             let got = score(at / classes, at % classes);
             checks.note(
                 &format!("{name} score"),
-                (got - value).abs() / value.abs().max(1.0),
+                (got - value).abs() / value.abs().max(f64::MIN_POSITIVE),
                 case.tolerance("scores_rel"),
             );
         }
@@ -107,9 +107,10 @@ fn compare_ranking(
 
 fn spread(case: &Case, checks: &mut Checks) {
     let views = [("x", features(case, "x")), ("y", features(case, "y"))];
-    close_to(case, checks, "alignment", alignment(&views[0].1, &views[1].1, 2.0));
+    let argument = |name: &str| case.args()[name].as_f64().unwrap_or(2.0);
+    close_to(case, checks, "alignment", alignment(&views[0].1, &views[1].1, argument("alpha")));
     for (name, view) in &views {
-        close_to(case, checks, &format!("uniformity_{name}"), uniformity(view, 2.0).expect("two rows"));
+        close_to(case, checks, &format!("uniformity_{name}"), uniformity(view, argument("t")).expect("two rows"));
         close_to(case, checks, &format!("z_std_{name}"), embedding_std(view).expect("two rows"));
     }
 }
