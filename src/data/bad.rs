@@ -99,14 +99,13 @@ impl BadImages {
 /// Appends a line in one write, so that processes that share the list do not mix their lines.
 fn append(file: &mut Option<File>, path: &Path, bad: &BadImage) -> io::Result<()> {
     let mut line = Vec::new();
-    let file = match file {
-        Some(file) => file,
-        None => {
-            if std::fs::read(path).is_ok_and(|text| text.last().is_some_and(|&byte| byte != b'\n')) {
-                line.push(b'\n');
-            }
-            file.insert(OpenOptions::new().create(true).append(true).open(path)?)
+    let file = if let Some(file) = file {
+        file
+    } else {
+        if std::fs::read(path).is_ok_and(|text| text.last().is_some_and(|&byte| byte != b'\n')) {
+            line.push(b'\n'); // a crash left half a line
         }
+        file.insert(OpenOptions::new().create(true).append(true).open(path)?)
     };
     serde_json::to_writer(&mut line, bad)?;
     line.push(b'\n');

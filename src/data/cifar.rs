@@ -75,10 +75,15 @@ impl Variant {
 
     fn is_wanted(self, split: Split, name: &str) -> bool {
         match (self, split) {
-            (Self::Cifar10, Split::Train) => name.starts_with("data_batch_") && name.ends_with(".bin"),
+            (Self::Cifar10, Split::Train) => is_training_batch(name),
             _ => self.wanted(split).trim_matches('`') == name,
         }
     }
+}
+
+/// Says whether a name is CIFAR-10's `data_batch_*.bin`.
+fn is_training_batch(name: &str) -> bool {
+    name.strip_prefix("data_batch_").is_some_and(|rest| rest.strip_suffix(".bin").is_some())
 }
 
 /// One split of CIFAR-10 or CIFAR-100.
@@ -212,7 +217,7 @@ fn class_names(variant: Variant, folder: &Path) -> Result<Vec<String>, Error> {
 
 fn hint(variant: Variant, names: &[String]) -> String {
     let has = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
-    if variant == Variant::Cifar100 && has(|name| name.starts_with("data_batch_") && name.ends_with(".bin")) {
+    if variant == Variant::Cifar100 && has(is_training_batch) {
         "these are files of CIFAR-10: set `data.source = \"cifar10\"`".to_owned()
     } else if variant == Variant::Cifar10 && has(|name| name == "train.bin") {
         "these are files of CIFAR-100: set `data.source = \"cifar100\"`".to_owned()

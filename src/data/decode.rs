@@ -21,7 +21,7 @@ use image::error::{ImageError as DecoderError, LimitErrorKind};
 use image::metadata::Orientation;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 
-use super::error::{ImageError, panic_message};
+use super::error::{ImageError, one_line, panic_message};
 
 /// Decoders and rules whose change may change pixels; part of every source's fingerprint.
 pub(crate) const DECODER: &str =
@@ -189,10 +189,6 @@ fn innermost(error: &DecoderError) -> String {
         inner = source;
     }
     inner.to_string()
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned()
 }
 
 fn describe_start(bytes: &[u8]) -> String {
@@ -410,7 +406,7 @@ pub(crate) mod tests {
 
     /// Makes a palette PNG of 1 row by hand: the encoder of `image` writes none.
     fn palette_png() -> Vec<u8> {
-        fn chunk(out: &mut Vec<u8>, kind: &[u8; 4], body: &[u8]) {
+        fn chunk(out: &mut Vec<u8>, kind: [u8; 4], body: &[u8]) {
             out.extend((body.len() as u32).to_be_bytes());
             let start = out.len();
             out.extend(kind);
@@ -421,12 +417,12 @@ pub(crate) mod tests {
             out.extend(crc.to_be_bytes());
         }
         let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
-        chunk(&mut png, b"IHDR", &[0, 0, 0, 2, 0, 0, 0, 1, 4, 3, 0, 0, 0]); // 2 x 1, 4 bits, palette
-        chunk(&mut png, b"PLTE", &[9, 8, 7, 200, 100, 50]);
-        chunk(&mut png, b"tRNS", &[255, 0]);
+        chunk(&mut png, *b"IHDR", &[0, 0, 0, 2, 0, 0, 0, 1, 4, 3, 0, 0, 0]); // 2 x 1, 4 bits, palette
+        chunk(&mut png, *b"PLTE", &[9, 8, 7, 200, 100, 50]);
+        chunk(&mut png, *b"tRNS", &[255, 0]);
         // One stored deflate block: filter byte 0, then pixels 0 and 1.
-        chunk(&mut png, b"IDAT", &[0x78, 1, 1, 2, 0, 0xfd, 0xff, 0, 1, 0, 3, 0, 2]);
-        chunk(&mut png, b"IEND", &[]);
+        chunk(&mut png, *b"IDAT", &[0x78, 1, 1, 2, 0, 0xfd, 0xff, 0, 1, 0, 3, 0, 2]);
+        chunk(&mut png, *b"IEND", &[]);
         png
     }
 

@@ -340,11 +340,8 @@ pub(crate) fn shorten(names: &[String]) -> String {
     if names.is_empty() {
         return "nothing".to_owned();
     }
-    let mut text = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN {
-        text.push_str(&format!(" and {} more", names.len() - SHOWN));
-    }
-    text
+    let text = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{text} and {} more", names.len() - SHOWN) } else { text }
 }
 
 fn percent(part: usize, whole: usize) -> f64 {
@@ -355,11 +352,14 @@ fn listed(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!("; they are listed in {}", path.display()))
 }
 
-/// Returns the message of a caught panic.
+/// Returns the message of a caught panic, on one line.
 pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "panic without a message".to_owned())
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    one_line(text.unwrap_or("panic without a message"))
+}
+
+/// Joins the lines of somebody else's message.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned()
 }

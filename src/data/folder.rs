@@ -101,7 +101,7 @@ pub(super) fn check_folder(path: &Path, source_kind: &'static str) -> Result<(),
 
 /// Lists the names of the visible folders right below `path`, sorted by bytes.
 fn folders_in(path: &Path) -> Result<Vec<Box<OsStr>>, Error> {
-    let mut names = Vec::new();
+    let mut names: Vec<Box<OsStr>> = Vec::new();
     for entry in walk(path).max_depth(1) {
         match entry {
             Ok(entry) if entry.depth() == 1 && entry.file_type().is_dir() && is_visible(&entry) => {
@@ -113,7 +113,7 @@ fn folders_in(path: &Path) -> Result<Vec<Box<OsStr>>, Error> {
             Err(error) => return Err(walk_error(path, error)),
         }
     }
-    names.sort_unstable_by(|a: &Box<OsStr>, b| a.as_encoded_bytes().cmp(b.as_encoded_bytes()));
+    names.sort_unstable_by(|a, b| a.as_encoded_bytes().cmp(b.as_encoded_bytes()));
     Ok(names)
 }
 
@@ -307,7 +307,9 @@ mod tests {
 
     fn tree(paths: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        paths.iter().for_each(|path| put(dir.path(), path));
+        for path in paths {
+            put(dir.path(), path);
+        }
         dir
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -92,7 +92,7 @@ pub fn inspect(source: &dyn Source, progress: &(dyn Fn(usize) + Sync)) -> Report
     let cores = thread::available_parallelism().map_or(1, usize::from).min(num_images.max(1));
     let mut seen: Vec<(usize, Result<Seen, ImageError>)> = thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("panics of decoding are caught")).collect()
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload))).collect()
     });
     // In order of the images: which thread saw which must not show in sums and lists.
     seen.sort_unstable_by_key(|(index, _)| *index);

@@ -329,16 +329,12 @@ impl Shared {
             self.note(index, &reason, None)?;
             return Err(Error::Unreadable { name, index, reason });
         }
-        match self.substitute(index) {
-            Some((substitute, image)) => {
-                self.note(index, &reason, Some(substitute))?;
-                Ok(image)
-            }
-            None => {
-                self.note(index, &reason, None)?;
-                Err(Error::NoSubstitute { name, index, reason, attempts: MAX_ATTEMPTS })
-            }
-        }
+        let Some((substitute, image)) = self.substitute(index) else {
+            self.note(index, &reason, None)?;
+            return Err(Error::NoSubstitute { name, index, reason, attempts: MAX_ATTEMPTS });
+        };
+        self.note(index, &reason, Some(substitute))?;
+        Ok(image)
     }
 
     /// Finds the image that takes the place of an unreadable one. Unreadable candidates are passed over and not noted:

@@ -186,6 +186,18 @@ mod tests {
     }
 
     #[test]
+    fn fixed_points_are_as_many_as_chance_gives() {
+        // Their number is close to Poisson(1): mean 1, and four or more in 1.9 % of permutations.
+        for n in [10, 16, 100] {
+            let counts: Vec<usize> =
+                (0..4000).map(|epoch| (0..).zip(all(2, epoch, n)).filter(|(at, image)| at == image).count()).collect();
+            let mean = counts.iter().sum::<usize>() as f64 / 4000.0;
+            let many = counts.iter().filter(|&&count| count >= 4).count() as f64 / 4000.0;
+            assert!((mean - 1.0).abs() < 0.08 && (many - 0.019).abs() < 0.011, "n = {n}: {mean}, {many}");
+        }
+    }
+
+    #[test]
     fn neighbours_are_uniform() {
         // The image that follows another: all n - 1 differences modulo n occur equally often.
         let n = 101;
@@ -221,6 +233,10 @@ mod tests {
 
     #[test]
     fn order_never_changes() {
-        assert_eq!(all(0, 0, 10), [0; 10], "a change of this order changes every run: raise the plan's version");
+        assert_eq!(
+            all(0, 0, 10),
+            [7, 1, 2, 9, 4, 5, 0, 3, 8, 6],
+            "a change of this order changes every run: raise the plan's version"
+        );
     }
 }

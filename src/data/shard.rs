@@ -38,8 +38,9 @@ pub(super) fn index(name: &str, archive: impl Read) -> Result<Vec<Sample>, Error
         let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let Some((key, extension)) = split(&path) else { continue };
         if key != group.key {
-            finished.insert(std::mem::take(&mut group.key));
-            samples.extend(group.finish());
+            let last = std::mem::replace(&mut group, Group { key: key.to_owned(), ..Group::default() });
+            finished.insert(last.key.clone());
+            samples.extend(last.finish());
             if finished.contains(key) {
                 return Err(Error::Archive {
                     archive: name.to_owned(),
@@ -47,7 +48,6 @@ pub(super) fn index(name: &str, archive: impl Read) -> Result<Vec<Sample>, Error
                     hint: "write the archive sorted by name (`tar --sort=name`)",
                 });
             }
-            group = Group { key: key.to_owned(), ..Group::default() };
         }
         match extension.to_ascii_lowercase().as_str() {
             "jpg" | "jpeg" | "png" | "webp" => {

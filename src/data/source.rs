@@ -162,7 +162,9 @@ impl Fingerprint {
     }
 
     pub(super) fn add_classes(&mut self, classes: &[String]) {
-        classes.iter().for_each(|class| self.add(class.as_bytes()));
+        for class in classes {
+            self.add(class.as_bytes());
+        }
     }
 
     pub(super) fn finish(&self) -> String {
