@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, IntoImageView, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 use image::RgbImage;
 
 use super::{CropConfig, Interpolation};
@@ -197,14 +198,9 @@ fn resample(
         Interpolation::Bilinear => FilterType::Bilinear,
         Interpolation::Bicubic => FilterType::CatmullRom,
     };
-    let source = ImageRef::new(image.width(), image.height(), image, PixelType::U8x3).expect("a buffer fits its image");
-    let mut target =
-        Image::from_slice_u8(width, height, &mut output, PixelType::U8x3).expect("a buffer fits its image");
     RESIZER.with_borrow_mut(|(resizer, buffer)| {
         if across.is_aligned(width) || down.is_aligned(height) {
-            let source = CroppedImage::new(&source, area.left, area.top, area.width, area.height);
-            let source = source.expect("the rectangle is within the image");
-            convolve(resizer, &source, &mut target, filter, across, down);
+            convolve(resizer, image, image.width(), area, &mut output, filter, across, down);
             return;
         }
         // the rows that the vertical filter reaches: the wider filter's support is 2, one more for rounding
@@ -212,28 +208,41 @@ fn resample(
         let first = (down.start - reach).floor().max(0.0);
         let end = (down.start + down.len + reach).ceil().min(f64::from(area.height));
         let rows = (end - first) as u32;
-        let source = CroppedImage::new(&source, area.left, area.top + first as u32, area.width, rows);
-        let source = source.expect("the rectangle is within the image");
         buffer.resize(3 * width as usize * rows as usize, 0);
-        let mut between = Image::from_slice_u8(width, rows, buffer, PixelType::U8x3).expect("sized above");
-        convolve(resizer, &source, &mut between, filter, across, Span::whole(rows));
+        let mut between = RgbImage::from_raw(width, rows, std::mem::take(buffer)).expect("sized above");
+        let reached = CropBox { top: area.top + first as u32, height: rows, ..area };
+        convolve(resizer, image, image.width(), reached, &mut between, filter, across, Span::whole(rows));
         let down = Span { start: down.start - first, len: down.len };
-        convolve(resizer, &between, &mut target, filter, Span::whole(width), down);
+        let all = CropBox { top: 0, left: 0, height: rows, width };
+        convolve(resizer, &between, width, all, &mut output, filter, Span::whole(width), down);
+        *buffer = between.into_raw();
     });
     output
 }
 
+/// Resamples `across` x `down` of the rectangle `area` of an image to the whole of `target`.
+///
+/// The typed calls keep `fast_image_resize` from being compiled here for its twenty other pixel types, which took minutes.
+#[expect(clippy::too_many_arguments, reason = "one call of a library, spelt out once")]
 fn convolve(
     resizer: &mut Resizer,
-    source: &impl IntoImageView,
-    target: &mut Image<'_>,
+    pixels: &[u8],
+    width: u32,
+    area: CropBox,
+    target: &mut RgbImage,
     filter: FilterType,
     across: Span,
     down: Span,
 ) {
+    let height = (pixels.len() / 3) as u32 / width;
+    let source = TypedImageRef::<U8x3>::from_buffer(width, height, pixels).expect("a buffer fits its image");
+    let source = TypedCroppedImage::from_ref(&source, area.left, area.top, area.width, area.height);
+    let source = source.expect("the rectangle is within the image");
+    let (to_width, to_height) = target.dimensions();
+    let mut target = TypedImage::<U8x3>::from_buffer(to_width, to_height, target).expect("a buffer fits its image");
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter));
     let options = options.crop(across.start, down.start, across.len, down.len);
-    resizer.resize(source, target, &options).expect("same pixel type, and the part is within the image");
+    resizer.resize_typed(&source, &mut target, &options).expect("the part is within the image");
 }
 
 #[cfg(test)]
