@@ -105,6 +105,12 @@ impl From<FolderError> for Failure {
     }
 }
 
+impl From<crate::data::Error> for Failure {
+    fn from(error: crate::data::Error) -> Self {
+        Self::new(Kind::Failure, error)
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::new(Kind::Failure, error)
