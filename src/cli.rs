@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::backend::DeviceChoice;
 use crate::data::SourceKind;
 use crate::plan::Ranks;
 
@@ -234,18 +235,6 @@ impl fmt::Display for Resume {
             Self::From(path) => path.display().fmt(f),
         }
     }
-}
-
-/// A device, as typed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// CUDA if this build and this machine have it, else the CPU.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// The CUDA device with this index.
-    Cuda(usize),
 }
 
 impl FromStr for DeviceChoice {

@@ -105,8 +105,14 @@ impl From<FolderError> for Failure {
     }
 }
 
-impl From<crate::data::Error> for Failure {
-    fn from(error: crate::data::Error) -> Self {
+impl From<crate::engine::EngineError> for Failure {
+    fn from(error: crate::engine::EngineError) -> Self {
+        Self::new(Kind::Failure, error)
+    }
+}
+
+impl From<crate::files::FileError> for Failure {
+    fn from(error: crate::files::FileError) -> Self {
         Self::new(Kind::Failure, error)
     }
 }

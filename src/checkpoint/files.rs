@@ -18,21 +18,6 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Waits until the names in a folder are on disk.
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
-}
-
-/// Replaces a file through a temporary one beside it.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    sync_folder(folder)
-}
-
 /// Encodes named fp32 tensors.
 pub(super) fn encode(tensors: &[(String, Slice<'_>)]) -> io::Result<Vec<u8>> {
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, (_, values))| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();

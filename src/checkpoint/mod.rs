@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::params::{Kind, Layout};
+use crate::files::{FileError, sync_folder, write_atomically};
+use crate::model::Kind;
+use crate::model::params::Layout;
 
 /// Version of the format.
 const FORMAT: u32 = 1;
@@ -148,13 +150,13 @@ pub fn save(folder: &Path, layout: &Layout, state: &Snapshot<'_>, plan: &str, ke
             files: records,
         };
         files::write_synced(&temporary.path().join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
-        files::sync_folder(temporary.path())?;
+        sync_folder(temporary.path()).map_err(into_io)?;
         if path.exists() {
             std::fs::remove_dir_all(&path)?;
         }
         std::fs::rename(temporary.keep(), &path)?;
-        files::sync_folder(folder)?;
-        files::write_atomically(&folder.join("latest"), name_of(state.step).as_bytes())
+        sync_folder(folder).map_err(into_io)?;
+        write_atomically(&folder.join("latest"), name_of(state.step).as_bytes()).map_err(into_io)
     };
     write().map_err(|source| {
         let kept = match list(folder).into_iter().rfind(|(step, _)| *step != state.step) {
@@ -182,6 +184,19 @@ pub fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
         .collect();
     found.sort();
     found
+}
+
+/// Returns the newest checkpoint below `folder` whose files are whole, and what is wrong with those that are newer.
+#[must_use]
+pub fn newest(folder: &Path) -> (Option<(u64, PathBuf)>, Vec<CheckpointError>) {
+    let mut damaged = Vec::new();
+    for (step, path) in list(folder).into_iter().rev() {
+        match verify(&path) {
+            Ok(_) => return (Some((step, path)), damaged),
+            Err(error) => damaged.push(error),
+        }
+    }
+    (None, damaged)
 }
 
 /// Reads the manifest of one checkpoint and verifies every file against it.
@@ -296,4 +311,8 @@ fn named<'a>(layout: &'a Layout, weights: &'a [f32], buffers: &'a [f32]) -> Vec<
 
 fn name_of(step: u64) -> String {
     format!("step-{step:08}")
+}
+
+fn into_io(error: FileError) -> io::Error {
+    error.source
 }

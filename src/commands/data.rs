@@ -16,7 +16,7 @@ pub(super) fn run(command: &DataCommand) -> Result<(), Failure> {
         Some(kind) => kind.into(),
         None => guess(&args.source)?,
     };
-    let source = data::open(&table(kind, args), Split::Train)?;
+    let source = data::open(&table(kind, args), Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     // Hidden when stderr is not a terminal.
     let bar = ProgressBar::new(source.len() as u64).with_style(
         ProgressStyle::with_template("reading {bar:40} {human_pos}/{human_len} images, {eta} left")

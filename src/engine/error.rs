@@ -17,7 +17,10 @@ pub enum EngineError {
     Network(#[from] crate::model::ConfigError),
     /// The run folder.
     #[error(transparent)]
-    Report(#[from] crate::report::ReportError),
+    File(#[from] crate::files::FileError),
+    /// The features of the evaluation.
+    #[error(transparent)]
+    Evaluation(#[from] crate::eval::EvalError),
     /// Another rank.
     #[error(transparent)]
     Aborted(#[from] Aborted),

@@ -9,8 +9,8 @@ use super::config::Memory;
 use super::error::EngineError;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Sees};
-use crate::model::params::{Kind, Layout};
-use crate::model::{BatchStats, Noise, Pass};
+use crate::model::params::Layout;
+use crate::model::{BatchStats, Kind, Noise, Pass};
 use crate::parallel::{Collective, TreeSum};
 
 /// What stays the same from step to step.
@@ -249,7 +249,7 @@ fn gather(
 }
 
 fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().to_vec::<f32>().expect("networks compute in fp32")
+    tensor.into_data().try_to_vec::<f32>().expect("networks compute in fp32")
 }
 
 /// The canonical tree over numbers that every rank already has.

@@ -7,16 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use burn::tensor::Device;
+use image::RgbImage;
 
 use super::error::EngineError;
 use super::step::{self, StatsPlace, StepResult, StepSpec};
 use super::watch::{StepNumbers, Watch};
 use crate::augment::MultiView;
 use crate::checkpoint::{self, CheckpointError, Snapshot, State};
-use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source};
+use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Normalize, Source, ViewMaker};
 use crate::method::{Inputs, Learner};
-use crate::model::Scope;
-use crate::model::params::{Kind, Layout};
+use crate::model::params::Layout;
+use crate::model::{Kind, Scope};
 use crate::optim::{Optimizer, ParamSpec, Schedule, clip_global_norm, ema, norm};
 use crate::parallel::{Collective, ThreadRank, run_ranks};
 use crate::plan::Plan;
@@ -102,7 +103,7 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
     let started = Instant::now();
 
     while state.step < plan.steps && !interrupted {
-        let batches: Vec<HostBatch> = (0..spec.mine.len()).map(|_| loader.next()).collect::<Result<_, _>>()?;
+        let batches: Vec<HostBatch> = loader.by_ref().take(spec.mine.len()).collect::<Result<_, _>>()?;
         let StepResult { loss, mut gradient, batch_stats, stats_places } =
             step::run(&spec, state.step, batches, learner.as_ref(), ranks)?;
         finite(state.step, "loss", loss)?;
@@ -123,14 +124,15 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
         last_loss = Some(loss);
 
         if let Some(watch) = &mut watch {
-            watch.step(plan, StepNumbers { step: state.step, loss, lr, grad_norm })?;
+            watch.step(plan, &StepNumbers { step: state.step, loss, lr, grad_norm })?;
         }
         // all ranks must stop after the same step, so rank 0 decides
         let asked = job.stop.load(Ordering::Relaxed);
         interrupted = ranks.all_gather_f64(vec![f64::from(u8::from(asked))])?[0] != 0.0;
         let every = recipe.checkpoint.every_steps;
         let due = interrupted || state.step == plan.steps || (every > 0 && state.step.is_multiple_of(every));
-        if due && watch.is_some() {
+        if let (true, Some(watch)) = (due, &watch) {
+            watch.sync()?;
             let snapshot = Snapshot {
                 step: state.step,
                 weights: &state.weights,
@@ -181,12 +183,13 @@ fn loader_plan(job: &Job<'_>, ranks: &ThreadRank, steps: Range<u64>, micros: Ran
     let recipe = &job.plan.recipe;
     LoaderPlan {
         source: Arc::clone(&job.source),
-        views: Arc::new(MultiView::new(&recipe.views)),
-        bad_images: Arc::clone(&job.bad_images),
+        views: Arc::new(Views { views: MultiView::new(&recipe.views), seed: recipe.seed }),
+        bad: Arc::clone(&job.bad_images),
         seed: recipe.seed,
         global: recipe.batch.global,
         micro: recipe.batch.micro,
-        steps,
+        first_step: steps.start,
+        num_steps: steps.end - steps.start,
         micros,
         workers: job.plan.workers.div_ceil(ranks.world_size()),
         prefetch: recipe.data.prefetch,
@@ -203,6 +206,26 @@ fn schedule(plan: &Plan) -> Schedule {
         warmup_epochs: plan.recipe.schedule.warmup_epochs,
         epochs: plan.epochs(),
         steps_per_epoch: plan.steps_per_epoch,
+    }
+}
+
+/// The recipe's views, as the loader makes them.
+struct Views {
+    views: MultiView,
+    seed: u64,
+}
+
+impl ViewMaker for Views {
+    fn num_views(&self) -> usize {
+        self.views.num_views()
+    }
+
+    fn size(&self, view: usize) -> u32 {
+        self.views.size_of(view)
+    }
+
+    fn make(&self, image: &RgbImage, epoch: u64, index: u64, view: usize, normalize: &Normalize, out: &mut [f32]) {
+        normalize.write(&self.views.apply(image, self.seed, epoch, index, view), out);
     }
 }
 

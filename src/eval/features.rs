@@ -1,104 +1,128 @@
-//! Features of many images: what a backbone makes of them, in evaluation mode.
+//! Features on the host: the input of every measure.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use burn::tensor::{Device, Tensor, TensorData};
-
-use crate::augment::{eval_view, normalize_into};
-use crate::data::Source;
-
-/// Images of one forward pass; fixed, so that the bits do not depend on the number of threads.
-const BATCH: usize = 32;
-
-/// How an image is prepared for evaluation.
-#[derive(Clone, Copy, Debug)]
-pub struct EvalView {
-    /// Height and width in pixels.
-    pub size: u32,
-    /// Mean of each channel.
-    pub mean: [f32; 3],
-    /// Standard deviation of each channel.
-    pub std: [f32; 3],
+/// Reasons why a measure has no value.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum EvalError {
+    /// No image, or features without a dimension.
+    #[error("there are no features to measure\nhint: the evaluation source has no images; check `eval` in the recipe")]
+    Empty,
+    /// A feature is NaN or infinite.
+    #[error(
+        "feature {column} of image {row} is {value}\n\
+         hint: the weights are not finite or overflow; evaluate an earlier checkpoint and lower the learning rate"
+    )]
+    NotFinite {
+        /// Index of the image.
+        row: usize,
+        /// Index of the feature.
+        column: usize,
+        /// What it is, as text.
+        value: String,
+    },
+    /// The measure is not defined for so few images.
+    #[error("{measure} needs at least {needed} images, found {found}")]
+    TooFew {
+        /// Name of the measure.
+        measure: &'static str,
+        /// Smallest number of images.
+        needed: usize,
+        /// Number given.
+        found: usize,
+    },
+    /// The covariance within groups cannot be inverted.
+    #[error("the covariance within groups of views is singular\nhint: use a larger delta than {delta}")]
+    Singular {
+        /// What was added to its diagonal.
+        delta: f64,
+    },
 }
 
-/// Features of `indices`, in their order, row-major; an image that cannot be read is left out of `kept`.
-#[derive(Clone, Debug, Default)]
-pub struct Extracted {
-    /// Features, `kept.len() * dim`.
-    pub values: Vec<f32>,
-    /// Width of a feature.
-    pub dim: usize,
-    /// Index of each row's image in the source.
-    pub kept: Vec<usize>,
+/// Finite features of at least one image, `[rows, dim]` row by row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Features {
+    rows: usize,
+    dim: usize,
+    values: Vec<f32>,
 }
 
-/// Extracts features on `threads` threads; each builds its own network through `build` and runs it alone.
-///
-/// # Errors
-/// What `build` returns.
-pub fn extract<E: Send>(
-    source: &dyn Source,
-    indices: &[usize],
-    view: EvalView,
-    device: &Device,
-    threads: usize,
-    build: impl Fn() -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, E> + Sync,
-) -> Result<Extracted, E> {
-    let chunks: Vec<&[usize]> = indices.chunks(BATCH).collect();
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<Extracted>>> = Mutex::new(vec![None; chunks.len()]);
-    let work = || -> Result<(), E> {
-        let mut forward = build()?;
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(chunk) = chunks.get(number) else { return Ok(()) };
-            let part = extract_chunk(source, chunk, view, device, &mut forward);
-            done.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(part);
+impl Features {
+    /// Takes features row by row and checks them once, so that no measure has to.
+    ///
+    /// # Errors
+    /// When there is no feature, or one is not finite.
+    ///
+    /// # Panics
+    /// When `values` are not whole rows of `dim`.
+    pub fn new(values: Vec<f32>, dim: usize) -> Result<Self, EvalError> {
+        if dim == 0 || values.is_empty() {
+            return Err(EvalError::Empty);
         }
-    };
-    let results: Vec<Result<(), E>> = std::thread::scope(|scope| {
-        let alone = || match rayon::ThreadPoolBuilder::new().num_threads(1).build() {
-            Ok(pool) => pool.install(work),
-            Err(_) => work(),
-        };
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(alone)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    });
-    results.into_iter().collect::<Result<Vec<()>, E>>()?;
-    let parts = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut all = Extracted::default();
-    for part in parts.into_iter().flatten() {
-        all.dim = all.dim.max(part.dim);
-        all.values.extend(part.values);
-        all.kept.extend(part.kept);
+        assert_eq!(values.len() % dim, 0, "{} values are not whole rows of {dim}", values.len());
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(EvalError::NotFinite { row: at / dim, column: at % dim, value: values[at].to_string() });
+        }
+        Ok(Self { rows: values.len() / dim, dim, values })
     }
-    Ok(all)
+
+    /// Returns the number of images.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the number of features of an image.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Returns the features of one image.
+    ///
+    /// # Panics
+    /// When there is no such image.
+    pub fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.dim..][..self.dim]
+    }
+
+    /// Returns the Euclidean length of each row, at least 1e-12: torch's `normalize` divides by no less, and a zero vector
+    /// stays zero.
+    pub(super) fn lengths(&self) -> Vec<f64> {
+        let length = |row: &[f32]| row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        self.values.chunks_exact(self.dim).map(|row| length(row).max(1e-12)).collect()
+    }
+
+    /// Returns the rows in double precision.
+    pub(super) fn to_f64(&self) -> Vec<f64> {
+        self.values.iter().map(|&v| f64::from(v)).collect()
+    }
+
+    /// Returns the rows divided by their lengths.
+    pub(super) fn normalized(&self) -> Vec<f64> {
+        let mut values = self.to_f64();
+        for (row, length) in values.chunks_exact_mut(self.dim).zip(self.lengths()) {
+            row.iter_mut().for_each(|v| *v /= length);
+        }
+        values
+    }
 }
 
-fn extract_chunk(
-    source: &dyn Source,
-    chunk: &[usize],
-    view: EvalView,
-    device: &Device,
-    forward: &mut dyn FnMut(Tensor<4>) -> Tensor<2>,
-) -> Extracted {
-    let side = view.size as usize;
-    let image_len = 3 * side * side;
-    let mut kept = Vec::with_capacity(BATCH);
-    // always a whole batch: short ones are padded with zeros, whose rows are dropped
-    let mut pixels = vec![0.0; BATCH * image_len];
-    for &index in chunk {
-        if let Ok(image) = source.load(index) {
-            let out = &mut pixels[kept.len() * image_len..][..image_len];
-            normalize_into(&eval_view(&image, view.size), view.mean, view.std, out);
-            kept.push(index);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_and_non_finite_features_are_refused_with_their_place() {
+        assert_eq!(Features::new(vec![], 3), Err(EvalError::Empty));
+        assert_eq!(Features::new(vec![], 0), Err(EvalError::Empty));
+        let error = Features::new(vec![0.0, 1.0, 2.0, f32::NAN], 2).unwrap_err().to_string();
+        assert!(error.starts_with("feature 1 of image 1 is NaN"), "{error}");
+        let error = Features::new(vec![f32::NEG_INFINITY], 1).unwrap_err().to_string();
+        assert!(error.starts_with("feature 0 of image 0 is -inf"), "{error}");
     }
-    let features = forward(Tensor::from_data(TensorData::new(pixels, [BATCH, 3, side, side]), device));
-    let dim = features.dims()[1];
-    let mut values = features.into_data().to_vec::<f32>().expect("networks compute in fp32");
-    values.truncate(kept.len() * dim);
-    Extracted { values, dim, kept }
+
+    #[test]
+    fn a_zero_row_stays_zero_and_huge_values_do_not_overflow() {
+        let features = Features::new(vec![0.0, 0.0, f32::MAX, f32::MAX], 2).unwrap();
+        let normalized = features.normalized();
+        assert_eq!(normalized[..2], [0.0, 0.0]);
+        assert!((normalized[2] - 0.5f64.sqrt()).abs() < 1e-12);
+    }
 }

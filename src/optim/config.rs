@@ -22,7 +22,7 @@ pub struct SgdConfig {
     /// Momentum.
     #[serde(default = "momentum")]
     pub momentum: f64,
-    /// Nesterov's form.
+    /// Nesterov's form; without momentum it is plain descent (torch refuses that combination).
     #[serde(default)]
     pub nesterov: bool,
     /// L2 weight decay, added to the gradient.

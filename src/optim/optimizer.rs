@@ -311,8 +311,8 @@ mod tests {
         let expected = definition(5, |p, g, memory, i, step| {
             let p = if i < 6 { p * (1.0 - 0.1 * 0.1) } else { p };
             *memory = [0.9 * memory[0] + 0.1 * g, 0.95 * memory[1] + 0.05 * g * g];
-            let t = step as i32 + 1;
-            let (mean, square) = (memory[0] / (1.0 - 0.9f64.powi(t)), memory[1] / (1.0 - 0.95f64.powi(t)));
+            let t = step as f64 + 1.0;
+            let (mean, square) = (memory[0] / (1.0 - 0.9f64.powf(t)), memory[1] / (1.0 - 0.95f64.powf(t)));
             p - 0.1 * mean / (square.sqrt() + 1e-8)
         });
         close(&run(&adamw(), 5).1, &expected);

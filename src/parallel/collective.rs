@@ -73,6 +73,20 @@ impl World {
         // a panicking rank aborts the world in its own words; the state itself is always consistent
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Waits until `ready`, or until a rank has failed.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, Exchange>,
+        ready: fn(&Exchange) -> bool,
+    ) -> Result<MutexGuard<'a, Exchange>, Aborted> {
+        let waiting = |state: &mut Exchange| state.aborted.is_none() && !ready(state);
+        let state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
+        match &state.aborted {
+            Some(aborted) => Err(aborted.clone()),
+            None => Ok(state),
+        }
+    }
 }
 
 impl ThreadRank {
@@ -87,24 +101,14 @@ impl ThreadRank {
     /// Gives every rank the values of all, in rank order, without copying them.
     fn exchange<T: Send + Sync + 'static>(&self, value: T) -> Result<Vec<Arc<T>>, Aborted> {
         let world = &*self.world;
-        let wait = |state: MutexGuard<'_, Exchange>, ready: fn(&Exchange, usize) -> bool| {
-            let mut state = world
-                .changed
-                .wait_while(state, |state| state.aborted.is_none() && !ready(state, self.rank))
-                .unwrap_or_else(PoisonError::into_inner);
-            match &mut state.aborted {
-                Some(aborted) => Err(aborted.clone()),
-                None => Ok(state),
-            }
-        };
         // the previous exchange must have been collected by everyone
-        let mut state = wait(world.lock(), |state, _| state.published.is_none())?;
+        let mut state = world.wait(world.lock(), |state| state.published.is_none())?;
         state.deposits[self.rank] = Some(Arc::new(value));
         if state.deposits.iter().all(Option::is_some) {
             state.published = Some(state.deposits.iter_mut().filter_map(Option::take).collect());
             world.changed.notify_all();
         }
-        let mut state = wait(state, |state, _| state.published.is_some())?;
+        let mut state = world.wait(state, |state| state.published.is_some())?;
         let values = state.published.clone().unwrap_or_default();
         state.collected += 1;
         if state.collected == world.size {

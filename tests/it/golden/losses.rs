@@ -56,10 +56,10 @@ fn reconstruction(case: &Case) -> Outcome {
 
     // loss sum of a shard, its count, and the gradient of the global mean
     let pass = |rank: usize, ranks: usize| {
-        let rows = [rank * (batch / ranks)..(rank + 1) * (batch / ranks)];
-        let leaf = pred.clone().slice(rows.clone()).detach().require_grad();
-        let mask = mask.clone().slice(rows.clone());
-        let sum = mae::reconstruction(leaf.clone(), target.clone().slice(rows), mask.clone());
+        let (from, rows) = (rank * (batch / ranks), batch / ranks);
+        let leaf = pred.clone().narrow(0, from, rows).detach().require_grad();
+        let mask = mask.clone().narrow(0, from, rows);
+        let sum = mae::reconstruction(leaf.clone(), target.clone().narrow(0, from, rows), mask.clone());
         let gradients = (sum.clone() / count).backward();
         let own: f64 = numbers(mask).into_iter().map(f64::from).sum();
         (f64::from(numbers(sum)[0]), own, numbers(leaf.grad(&gradients).expect("a leaf of the loss")))
