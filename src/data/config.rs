@@ -1,5 +1,6 @@
 //! The `[data]` table of a recipe.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -38,6 +39,36 @@ pub struct DataConfig {
     /// Standard deviation of each channel after scaling to [0, 1]; default: ImageNet's.
     #[serde(default = "imagenet_std")]
     pub std: [f32; 3],
+}
+
+impl DataConfig {
+    /// Makes the table with everything else at its default.
+    pub fn new(source: SourceKind, path: Option<PathBuf>) -> Self {
+        Self {
+            source,
+            path,
+            on_error: OnError::default(),
+            max_bad: default_max_bad(),
+            limit: None,
+            workers: 0,
+            prefetch: default_prefetch(),
+            max_pixels: default_max_pixels(),
+            mean: imagenet_mean(),
+            std: imagenet_std(),
+        }
+    }
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sample => "sample",
+            Self::Folder => "folder",
+            Self::List => "list",
+            Self::Cifar10 => "cifar10",
+            Self::Cifar100 => "cifar100",
+        })
+    }
 }
 
 /// Kinds of image sources.

@@ -88,6 +88,19 @@ pub struct VitConfig {
     pub init: VitInit,
 }
 
+impl VitConfig {
+    /// Returns dim, depth and heads: what is written, else what the named size says.
+    pub fn sizes(&self) -> (usize, usize, usize) {
+        let (dim, depth, heads) = match self.size {
+            VitSize::Tiny => (192, 12, 3),
+            VitSize::Small => (384, 12, 6),
+            VitSize::Base => (768, 12, 12),
+            VitSize::Large => (1024, 24, 16),
+        };
+        (self.dim.unwrap_or(dim), self.depth.unwrap_or(depth), self.heads.unwrap_or(heads))
+    }
+}
+
 /// Named sizes: (dim, depth, heads).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -5,7 +5,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::config::{Pool, PositionEmbedding, VitConfig, VitInit, VitSize};
+use super::config::{Pool, PositionEmbedding, VitConfig, VitInit};
 use super::error::ConfigError;
 use super::layers::{Block, BlockArch, Conv2d, ConvArch, LayerNorm, Linear, LinearInit};
 use super::pass::Pass;
@@ -73,21 +73,15 @@ impl VitArch {
     /// # Errors
     /// When the sizes do not fit together.
     pub fn from_config(config: &VitConfig, image_size: u32) -> Result<Self, ConfigError> {
-        let (dim, depth, heads) = match config.size {
-            VitSize::Tiny => (192, 12, 3),
-            VitSize::Small => (384, 12, 6),
-            VitSize::Base => (768, 12, 12),
-            VitSize::Large => (1024, 24, 16),
-        };
-        let dim = config.dim.unwrap_or(dim);
+        let (dim, depth, heads) = config.sizes();
         let side = image_size as usize;
         let arch = Self {
             image: [side, side],
             patch: config.patch,
             channels: 3,
             dim,
-            depth: config.depth.unwrap_or(depth),
-            heads: config.heads.unwrap_or(heads),
+            depth,
+            heads,
             hidden: (dim as f64 * config.mlp_ratio) as usize,
             gated: false,
             class_token: config.class_token,

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use crate::model::BackboneConfig;
 use crate::optim::LrScaling;
-use crate::recipe::{Problem, Recipe, plural, vit_sizes};
+use crate::recipe::{Problem, Recipe, plural};
 
 /// A recipe, resolved for a data set and a machine.
 #[derive(Clone, Debug)]
@@ -121,7 +121,7 @@ impl Plan {
         }
         let name = recipe.name.get_or_insert_with(|| request.name.clone()).clone();
         if let BackboneConfig::Vit(vit) = &mut recipe.backbone {
-            let (dim, depth, heads) = vit_sizes(vit);
+            let (dim, depth, heads) = vit.sizes();
             (vit.dim, vit.depth, vit.heads) = (Some(dim), Some(depth), Some(heads));
         }
         data.images = data.images.min(recipe.data.limit.unwrap_or(usize::MAX));

@@ -11,7 +11,6 @@ mod problem;
 mod schema;
 mod structure;
 
-pub(crate) use check::vit_sizes;
 pub(crate) use error::report;
 pub use error::{Diagnostic, RecipeError};
 pub use load::{Loaded, load, parse};

@@ -3,8 +3,6 @@
 mod network;
 mod number;
 
-pub(crate) use network::vit_sizes;
-
 use number::Numbers;
 
 use super::Recipe;
@@ -23,7 +21,17 @@ impl Recipe {
         self.check_top(&mut found);
         data(&self.data, "data", &mut found);
         for (index, view) in self.views.iter().enumerate() {
-            check_view(view, &format!("views.{index}"), &mut found);
+            let at = format!("views.{index}");
+            let before = found.problems.len();
+            check_view(view, &at, &mut found);
+            // The augmentation's own checks have the last word, on whatever those above let pass.
+            if found.problems.len() == before
+                && let Err((key, message)) = view.check()
+            {
+                let (message, hint) = message.split_once("; ").unwrap_or((&message, ""));
+                let problem = Problem::at(join(&at, key), message);
+                found.push(if hint.is_empty() { problem } else { problem.hint(hint) });
+            }
         }
         network::check(self, &mut found);
         batch(&self.batch, &mut found);
@@ -64,12 +72,12 @@ impl Recipe {
 
 fn data(data: &DataConfig, at: &str, found: &mut Numbers) {
     if data.source != SourceKind::Sample && data.path.as_ref().is_none_or(|path| path.as_os_str().is_empty()) {
-        let (source, what) = match data.source {
-            SourceKind::Folder => ("folder", "a folder of images"),
-            SourceKind::List => ("list", "a text file with one image path a line"),
-            SourceKind::Cifar10 => ("cifar10", "the folder with `data_batch_1.bin`"),
-            SourceKind::Cifar100 => ("cifar100", "the folder with `train.bin`"),
-            SourceKind::Sample => ("sample", "nothing"),
+        let source = data.source;
+        let what = match source {
+            SourceKind::List => "a text file with one image path a line",
+            SourceKind::Cifar10 => "the folder with `data_batch_1.bin`",
+            SourceKind::Cifar100 => "the folder with `train.bin`",
+            SourceKind::Folder | SourceKind::Sample => "a folder of images",
         };
         found.push(
             Problem::at(format!("{at}.source"), format!("`{at}.source = \"{source}\"` needs `{at}.path`, {what}"))

@@ -2,14 +2,30 @@
 
 use super::number::Numbers;
 use crate::augment::ViewConfig;
+use crate::mask::num_kept;
 use crate::method::{MethodConfig, mae, simclr};
-use crate::model::{BackboneConfig, Pool, PositionEmbedding, ResNetConfig, VitConfig, VitSize};
+use crate::model::{BackboneConfig, Pool, PositionEmbedding, ResNetArch, ResNetConfig, VitArch, VitConfig};
 use crate::recipe::{Problem, Recipe};
 
 pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
+    let before = found.problems.len();
     match &recipe.backbone {
         BackboneConfig::Resnet(resnet) => check_resnet(resnet, found),
         BackboneConfig::Vit(vit) => check_vit(vit, &recipe.views, found),
+    }
+    // The network's own checks have the last word, on whatever those above let pass.
+    if found.problems.len() == before {
+        for view in &recipe.views {
+            let refused = match &recipe.backbone {
+                BackboneConfig::Resnet(resnet) => ResNetArch::from_config(resnet).err(),
+                BackboneConfig::Vit(vit) => VitArch::from_config(vit, view.size).err(),
+            };
+            if let Some(error) = refused {
+                let message = format!("`{}`: {}", error.key, error.problem);
+                found.push(Problem::at(error.key, message).hint(error.hint));
+                break;
+            }
+        }
     }
     match &recipe.method {
         MethodConfig::Simclr(config) => check_simclr(config, recipe, found),
@@ -17,34 +33,20 @@ pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
     }
 }
 
-/// Returns dim, depth and heads of a vision transformer: what is written, else what its named size says.
-pub(crate) fn vit_sizes(vit: &VitConfig) -> (usize, usize, usize) {
-    let (dim, depth, heads) = match vit.size {
-        VitSize::Tiny => (192, 12, 3),
-        VitSize::Small => (384, 12, 6),
-        VitSize::Base => (768, 12, 12),
-        VitSize::Large => (1024, 24, 16),
-    };
-    (vit.dim.unwrap_or(dim), vit.depth.unwrap_or(depth), vit.heads.unwrap_or(heads))
-}
-
 fn check_resnet(resnet: &ResNetConfig, found: &mut Numbers) {
     if ![18, 34, 50].contains(&resnet.depth) {
         found.limit("backbone.resnet.depth", resnet.depth, "18, 34 or 50");
     }
     let key = "backbone.resnet.width";
-    let channels = 64.0 * resnet.width;
-    if found.positive(key, resnet.width) && (channels < 1.0 || channels.fract() != 0.0) {
-        let near = channels.round().max(1.0) / 64.0;
-        found.push(
-            Problem::at(key, format!("`{key}` is {}, which makes {channels} channels of 64", resnet.width))
-                .hint(format!("use a multiple of 1/64, such as {near}")),
-        );
+    let channels = (64.0 * resnet.width).round();
+    if found.positive(key, resnet.width) && !(1.0..=4096.0).contains(&channels) {
+        let message = format!("`{key}` is {}, which makes {channels} channels of 64", resnet.width);
+        found.push(Problem::at(key, message).hint("from 1 to 4096 are possible; 0.25 makes 16"));
     }
 }
 
 fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
-    let (dim, depth, heads) = vit_sizes(vit);
+    let (dim, depth, heads) = vit.sizes();
     let counted = [found.count("backbone.vit.dim", dim), found.count("backbone.vit.heads", heads)];
     found.count("backbone.vit.depth", depth);
     if counted == [true, true] {
@@ -143,8 +145,7 @@ fn check_mae(config: &mae::Config, recipe: &Recipe, found: &mut Numbers) {
         BackboneConfig::Vit(vit) => {
             let side = recipe.views.first().map_or(0, |view| view.size as usize / vit.patch.max(1));
             let patches = side.saturating_mul(side);
-            // The paper's code keeps `int(patches * (1 - ratio))`.
-            let kept = (patches as f64 * (1.0 - ratio)) as usize;
+            let kept = num_kept(patches, ratio);
             if patches == 1 {
                 let (size, least) = (vit.patch, 2 * vit.patch);
                 let message = format!(
