@@ -104,6 +104,15 @@ impl Checks {
         }
     }
 
+    /// Takes over the comparisons of `other`.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        if other.worst > self.worst || other.worst.is_nan() {
+            (self.worst, self.worst_what) = (other.worst, other.worst_what);
+        }
+        self.failures.extend(other.failures);
+    }
+
     /// Relative difference of two numbers.
     pub(crate) fn relative(&mut self, what: &str, got: f64, expected: f64, tolerance: f64) {
         self.note(what, (got - expected).abs() / expected.abs().max(f64::MIN_POSITIVE), tolerance);
