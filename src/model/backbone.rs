@@ -16,6 +16,7 @@ use super::vit::{Vit, VitArch};
 /// burn's derived `Module` for an enum would put the variant's name into every parameter's path. This one does not, so that below
 /// a fixed prefix the paths are the keys of torchvision and timm.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one backbone in a run, and it moves rarely")]
 pub enum Backbone {
     /// Residual network.
     ResNet(ResNet),

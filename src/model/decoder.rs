@@ -83,6 +83,7 @@ impl DecoderArch {
 
 /// Predicts the pixels of every patch from the encoded visible ones. Its module paths are MAE's keys.
 #[derive(Module, Debug)]
+#[expect(clippy::struct_field_names, reason = "the keys of MAE's checkpoints")]
 pub struct Decoder {
     decoder_embed: Linear,
     mask_token: Param<Tensor<3>>,

@@ -13,7 +13,7 @@ use super::scope::Scope;
 pub struct ProjectionHeadArch {
     /// Widths, from the features to the projections.
     pub dims: Vec<usize>,
-    /// Biases of the linear layers in front of a norm and ReLU.
+    /// Biases of the linear layers in front of a norm and `ReLU`.
     pub hidden_bias: bool,
     /// The last layer.
     pub last: LastLayer,
@@ -44,7 +44,7 @@ impl ProjectionHeadArch {
     }
 }
 
-/// Linear, batch norm and ReLU, repeated; the last layer as its structure says.
+/// Linear, batch norm and `ReLU`, repeated; the last layer as its structure says.
 ///
 /// Weights are drawn as torch's default linear layers (SimCLR's own code draws them from a normal of deviation 0.01, which
 /// the norm behind them undoes).

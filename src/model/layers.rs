@@ -44,6 +44,9 @@ impl Linear {
     ///
     /// # Shapes
     /// `[.., in]` to `[.., out]`.
+    ///
+    /// # Panics
+    /// When the last dimension is not the layer's input.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let mut shape = x.dims();
@@ -311,7 +314,7 @@ pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     exponentials.clone() / exponentials.sum_dim(D - 1)
 }
 
-/// Two linear layers with GELU between, or timm's packed SwiGLU.
+/// Two linear layers with GELU between, or timm's packed `SwiGLU`.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// `[hidden, dim]`.
@@ -377,13 +380,13 @@ pub struct BlockArch {
     pub heads: usize,
     /// Outputs of the MLP's first layer.
     pub hidden: usize,
-    /// SwiGLU instead of GELU.
+    /// `SwiGLU` instead of GELU.
     pub gated: bool,
     /// Biases of the qkv projection.
     pub qkv_bias: bool,
     /// Layer norm of queries and keys.
     pub qk_norm: bool,
-    /// Initial LayerScale.
+    /// Initial `LayerScale`.
     pub layer_scale: Option<f64>,
     /// Epsilon of the layer norms.
     pub eps: f64,

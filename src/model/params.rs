@@ -11,7 +11,7 @@ use super::scope::Kind;
 /// Where each saved tensor of a module lies in the flat vectors.
 ///
 /// Weights (trained) and buffers (not trained) have a vector each; the order is that of the module's visit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
     num_weights: usize,
@@ -144,13 +144,16 @@ pub enum LoadError {
 /// Reads all trained values.
 ///
 /// # Panics
-/// When the layout is of another module; so do the functions below.
+/// When the layout is of another module.
 #[must_use]
 pub fn read_weights<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
     read(module, layout, Kind::Trained, layout.num_weights)
 }
 
 /// Reads all values that are saved but not trained.
+///
+/// # Panics
+/// When the layout is of another module.
 #[must_use]
 pub fn read_buffers<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
     read(module, layout, Kind::Buffer, layout.num_buffers)
@@ -165,6 +168,9 @@ fn read<M: Module>(module: &M, layout: &Layout, kind: Kind, len: usize) -> Vec<f
 /// Puts values into a module, as new leaf tensors on `device` with the same ids.
 ///
 /// Trained parameters require a gradient if the device has autodiff, and share no node with the old ones.
+///
+/// # Panics
+/// When layout or values are of another module.
 #[must_use]
 pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[f32], device: &Device) -> M {
     assert_eq!(weights.len(), layout.num_weights, "weights of another network");
@@ -173,6 +179,9 @@ pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[
 }
 
 /// Takes the gradients out and lays them out flat; zero where a parameter has none.
+///
+/// # Panics
+/// When the layout is of another module or `out` has another length than its weights.
 pub fn gradients_into<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients, out: &mut [f32]) {
     assert_eq!(out.len(), layout.num_weights, "gradients of another network");
     module.visit(&mut GradientReader { at: Cursor::new(layout), gradients, out });
@@ -187,12 +196,6 @@ fn to_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 struct Lister {
     path: Vec<String>,
     layout: Layout,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Self { entries: Vec::new(), num_weights: 0, num_buffers: 0 }
-    }
 }
 
 impl ModuleVisitor for Lister {
@@ -293,6 +296,7 @@ mod tests {
     use super::*;
     use crate::model::layers::{Affine, BatchNorm, Linear};
     use crate::model::{Noise, Pass, Scope};
+    use Kind::{Buffer, Trained};
 
     #[derive(Module, Debug)]
     struct Net {
@@ -315,7 +319,6 @@ mod tests {
         for device in [Device::flex(), Device::flex().autodiff()] {
             let layout = Layout::of(&net(&device));
             let list: Vec<_> = layout.entries().iter().map(|e| (e.path.as_str(), e.offset, e.len, e.kind)).collect();
-            use Kind::{Buffer, Trained};
             assert_eq!(
                 list,
                 [

@@ -63,7 +63,9 @@ fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
                     *weight = cubic((j as f64 + 0.5 - centre) / stretch, -0.5);
                 }
                 let total: f64 = row.iter().sum();
-                row.iter_mut().for_each(|weight| *weight /= total);
+                for weight in row.iter_mut() {
+                    *weight /= total;
+                }
             }
             Bicubic::Plain => {
                 let source = centre - 0.5;

@@ -53,7 +53,7 @@ impl Kind {
 
 /// A place in a network under construction: a path prefix, the run's seed and the device.
 ///
-/// Every parameter is drawn on the host from the ChaCha stream of `(seed, path)`, so the weights depend on neither the
+/// Every parameter is drawn on the host from the keyed stream of `(seed, path)`, so the weights depend on neither the
 /// device, nor the order of construction, nor which other parts the network has.
 #[derive(Clone, Debug)]
 pub struct Scope {

@@ -15,6 +15,7 @@ use super::segment::{Boundary, Features, Segmented};
 
 /// Structure of a vision transformer.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent options, as timm has them")]
 pub struct VitArch {
     /// Height and width of the images that the position embedding is made for.
     pub image: [usize; 2],
@@ -30,7 +31,7 @@ pub struct VitArch {
     pub heads: usize,
     /// Outputs of the first layer of the MLP.
     pub hidden: usize,
-    /// SwiGLU MLP.
+    /// `SwiGLU` MLP.
     pub gated: bool,
     /// Class token.
     pub class_token: bool,
@@ -42,7 +43,7 @@ pub struct VitArch {
     pub qkv_bias: bool,
     /// Layer norm of queries and keys.
     pub qk_norm: bool,
-    /// Initial LayerScale.
+    /// Initial `LayerScale`.
     pub layer_scale: Option<f64>,
     /// Stochastic depth rate of the last block.
     pub drop_path: f64,
@@ -337,7 +338,7 @@ impl Vit {
     }
 
     /// As [`embed_patches`](Self::embed_patches), with `mask_token` in place of the projection of the patches where `masked` is
-    /// one (SimMIM, iBOT); the position is added to either.
+    /// one (`SimMIM`, iBOT); the position is added to either.
     ///
     /// # Shapes
     /// `[batch, channels, h, w]`, `[1, 1, dim]` and `[batch, patches, 1]` to `[batch, patches, dim]`.
@@ -493,14 +494,12 @@ impl Segmented for Vit {
             return Boundary::Tokens(self.with_prefix(self.embed_patches(x.into_map())));
         }
         let x = x.into_tokens();
-        match self.blocks.get(index - 1) {
-            Some(block) => Boundary::Tokens(block.forward(x, pass)),
-            None => {
-                let tokens = self.final_norm(x);
-                let pooled = self.pool(tokens.clone());
-                Boundary::Features(Features { pooled, patches: Some(self.patches(tokens)) })
-            }
+        if let Some(block) = self.blocks.get(index - 1) {
+            return Boundary::Tokens(block.forward(x, pass));
         }
+        let tokens = self.final_norm(x);
+        let pooled = self.pool(tokens.clone());
+        Boundary::Features(Features { pooled, patches: Some(self.patches(tokens)) })
     }
 }
 
@@ -577,7 +576,7 @@ mod tests {
             16,
         );
         let net = Vit::new(&arch.unwrap(), &Scope::new(0, &Device::flex())).unwrap();
-        let debug = format!("{:?}", net.blocks.iter().map(|block| block.drop_path()).collect::<Vec<_>>());
+        let debug = format!("{:?}", net.blocks.iter().map(Block::drop_path).collect::<Vec<_>>());
         assert_eq!(debug, format!("{:?}", [[0.0, 0.0], [0.1, 0.1], [0.2, 0.2]]));
     }
 }
