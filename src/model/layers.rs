@@ -386,7 +386,7 @@ pub struct BlockArch {
     pub qkv_bias: bool,
     /// Layer norm of queries and keys.
     pub qk_norm: bool,
-    /// Initial `LayerScale`.
+    /// Initial LayerScale.
     pub layer_scale: Option<f64>,
     /// Epsilon of the layer norms.
     pub eps: f64,

@@ -3,7 +3,7 @@
 /// Returns MAE's fixed two-dimensional table, row by row, `[height * width, dim]`.
 ///
 /// The first half of a vector encodes the column, the second the row, each as sines then cosines (`util/pos_embed.py` of
-/// facebookresearch/mae; `MoCo` v3 has the halves the other way round).
+/// facebookresearch/mae; MoCo v3 has the halves the other way round).
 ///
 /// # Panics
 /// When `dim` is not a multiple of 4.

@@ -43,7 +43,7 @@ pub struct VitArch {
     pub qkv_bias: bool,
     /// Layer norm of queries and keys.
     pub qk_norm: bool,
-    /// Initial `LayerScale`.
+    /// Initial LayerScale.
     pub layer_scale: Option<f64>,
     /// Stochastic depth rate of the last block.
     pub drop_path: f64,
