@@ -124,3 +124,135 @@ fn blur_sigma() -> [f64; 2] {
 fn solarize_threshold() -> u8 {
     128
 }
+
+/// Largest view in pixels; a mistyped size would otherwise ask for all memory.
+const MAX_SIZE: u32 = 4096;
+/// Largest number of views of one table; a mistyped count would otherwise ask for all memory.
+const MAX_COUNT: usize = 256;
+
+impl ViewConfig {
+    /// Checks all numbers; of the first that cannot be, returns the key (relative to the table) and what to do.
+    ///
+    /// # Errors
+    /// `(key, message)`, for example `("crop.scale", "...")`.
+    pub fn check(&self) -> Result<(), (String, String)> {
+        require((1..=MAX_COUNT).contains(&self.count), "count", || {
+            format!(
+                "`count` is {}, the limits are 1 and {MAX_COUNT}; remove the table to have no such views",
+                self.count
+            )
+        })?;
+        require((1..=MAX_SIZE).contains(&self.size), "size", || {
+            format!("`size` is {}, the limits are 1 and {MAX_SIZE} pixels; 224 is usual, 32 for CIFAR", self.size)
+        })?;
+        probability("flip", self.flip)?;
+        probability("grayscale", self.grayscale)?;
+        if let Some(crop) = &self.crop {
+            let [low, high] = crop.scale;
+            require(0.0 < low && low <= high && high <= 1.0, "crop.scale", || {
+                format!(
+                    "`scale` is [{low}, {high}], needs 0 < low <= high <= 1 (fractions of the area); write [0.08, 1.0]"
+                )
+            })?;
+            let [low, high] = crop.ratio;
+            require(0.01 <= low && low <= high && high <= 100.0, "crop.ratio", || {
+                format!(
+                    "`ratio` is [{low}, {high}], needs 0.01 <= low <= high <= 100 (width / height); write [0.75, 1.3333333333333333]"
+                )
+            })?;
+        }
+        if let Some(jitter) = &self.jitter {
+            probability("jitter.prob", jitter.prob)?;
+            let strengths =
+                [("brightness", jitter.brightness), ("contrast", jitter.contrast), ("saturation", jitter.saturation)];
+            for (name, strength) in strengths {
+                require((0.0..=100.0).contains(&strength), &format!("jitter.{name}"), || {
+                    format!("`{name}` is {strength}, the limits are 0 (off) and 100; 0.4 is usual")
+                })?;
+            }
+            require((0.0..=0.5).contains(&jitter.hue), "jitter.hue", || {
+                format!(
+                    "`hue` is {}, the limits are 0 (off) and 0.5 (half a turn either way is every hue); 0.1 is usual",
+                    jitter.hue
+                )
+            })?;
+        }
+        if let Some(blur) = &self.blur {
+            probability("blur.prob", blur.prob)?;
+            let [low, high] = blur.sigma;
+            require(0.0 < low && low <= high && high <= 100.0, "blur.sigma", || {
+                format!("`sigma` is [{low}, {high}], needs 0 < low <= high <= 100 pixels; write [0.1, 2.0]")
+            })?;
+            if let Some(kernel) = blur.kernel {
+                require(kernel % 2 == 1 && kernel < 1024, "blur.kernel", || {
+                    let advice = if kernel < 1024 { kernel + 1 } else { 23 };
+                    format!(
+                        "`kernel` is {kernel}, needs an odd number of pixels below 1024; write {advice}, or leave it out"
+                    )
+                })?;
+            }
+        }
+        if let Some(solarize) = &self.solarize {
+            probability("solarize.prob", solarize.prob)?;
+        }
+        Ok(())
+    }
+}
+
+fn probability(key: &str, value: f64) -> Result<(), (String, String)> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    require((0.0..=1.0).contains(&value), key, || {
+        format!("`{name}` is {value}, a probability has the limits 0 and 1; write 0.5 for every other image")
+    })
+}
+
+fn require(holds: bool, key: &str, message: impl FnOnce() -> String) -> Result<(), (String, String)> {
+    if holds { Ok(()) } else { Err((key.to_owned(), message())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        size = 224
+        flip = 0.5
+        grayscale = 0.2
+        crop = { interpolation = "bilinear" }
+        jitter = { brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1 }
+        blur = { prob = 0.5, kernel = 23 }
+        solarize = { prob = 0.2 }
+    "#;
+
+    #[test]
+    fn a_usual_table_is_accepted() {
+        let config: ViewConfig = toml::from_str(GOOD).expect("parses");
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn each_bad_number_is_named() {
+        for (from, to, key) in [
+            ("size = 224", "size = 0", "size"),
+            ("size = 224", "size = 5000", "size"),
+            ("size = 224", "size = 224\ncount = 0", "count"),
+            ("flip = 0.5", "flip = 1.5", "flip"),
+            ("grayscale = 0.2", "grayscale = nan", "grayscale"),
+            ("interpolation = \"bilinear\"", "scale = [0.5, 0.2]", "crop.scale"),
+            ("interpolation = \"bilinear\"", "scale = [0.0, 1.0]", "crop.scale"),
+            ("interpolation = \"bilinear\"", "ratio = [0.0, 1.0]", "crop.ratio"),
+            ("brightness = 0.4", "brightness = -0.1", "jitter.brightness"),
+            ("saturation = 0.2", "saturation = inf", "jitter.saturation"),
+            ("hue = 0.1", "hue = 0.6", "jitter.hue"),
+            ("hue = 0.1", "hue = 0.1, prob = -1.0", "jitter.prob"),
+            ("kernel = 23", "kernel = 22", "blur.kernel"),
+            ("kernel = 23", "sigma = [2.0, 1.0]", "blur.sigma"),
+            ("solarize = { prob = 0.2", "solarize = { prob = 2.0", "solarize.prob"),
+        ] {
+            let config: ViewConfig = toml::from_str(&GOOD.replace(from, to)).expect("parses");
+            let (named, message) = config.check().expect_err(to);
+            assert_eq!(named, key, "{message}");
+            assert!(message.starts_with(&format!("`{}` is ", key.rsplit('.').next().expect("a name"))), "{message}");
+        }
+    }
+}

@@ -1,7 +1,19 @@
 //! SimCLR: each view must pick out the other view of its image from the batch.
+//!
+//! Chen, Kornblith, Norouzi, Hinton, 2020, <https://arxiv.org/abs/2002.05709>, Algorithm 1. Both views of a micro-batch pass
+//! through the network together, as in the official code, so batch norm sees them as one batch.
+//!
+//! Deviations: batch norm takes its statistics over a micro-batch, not over all replicas; the loss is the mean over the `2 B` anchors (the
+//! official code adds the means of the two directions, twice as much).
 
+use burn::module::Module;
+use burn::tensor::Tensor;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Sees};
+use crate::loss::nt_xent;
+use crate::model::{Backbone, ConfigError, Pass, ProjectionHead, ProjectionHeadArch, Scope};
 
 /// The `[method.simclr]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -20,5 +32,43 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self { temperature: 0.1, hidden: 2048, out: 128, layers: 2 }
+    }
+}
+
+/// Backbone and projection head.
+#[derive(Module, Debug)]
+pub struct SimClr {
+    backbone: Backbone,
+    head: ProjectionHead,
+    temperature: f64,
+}
+
+impl Method for SimClr {
+    type Config = Config;
+
+    const SEES: Sees = Sees::GlobalBatch;
+
+    fn build(config: &Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError> {
+        let backbone = Backbone::new(inputs.backbone, inputs.views[0].size, &scope.enter("backbone"))?;
+        let arch = ProjectionHeadArch::simclr(backbone.dim(), config.hidden, config.out, config.layers);
+        let head = ProjectionHead::new(&arch, &scope.enter("head"));
+        Ok(Self { backbone, head, temperature: config.temperature })
+    }
+
+    fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
+        let images = Tensor::cat(batch.views.clone(), 0); // [2 * micro, 3, h, w]
+        let pooled = self.backbone.forward(images, pass).pooled;
+        let projections = self.head.forward(pooled, pass); // [2 * micro, out]
+        Outputs { tensors: projections.chunk(2, 0), constants: Vec::new() }
+    }
+
+    fn loss(&self, outputs: Outputs) -> Loss {
+        let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
+        let anchors = 2 * first.dims()[0];
+        Loss { sum: nt_xent(first, second, self.temperature), count: anchors as f64 }
+    }
+
+    fn backbone(&self) -> &Backbone {
+        &self.backbone
     }
 }

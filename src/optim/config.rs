@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum OptimizerConfig {
     /// Stochastic gradient descent with momentum, torch's definition.
     Sgd(SgdConfig),
-    /// AdamW (Loshchilov & Hutter, 2017, <https://arxiv.org/abs/1711.05101>), torch's definition.
+    /// `AdamW` (Loshchilov & Hutter, 2017, <https://arxiv.org/abs/1711.05101>), torch's definition.
     Adamw(AdamWConfig),
     /// LARS (You et al., 2017, <https://arxiv.org/abs/1708.03888>) as published with MoCo v3, BYOL, Barlow Twins.
     Lars(LarsConfig),
@@ -22,7 +22,7 @@ pub struct SgdConfig {
     /// Momentum.
     #[serde(default = "momentum")]
     pub momentum: f64,
-    /// Nesterov's form.
+    /// Nesterov's form; without momentum it is plain descent (torch refuses that combination).
     #[serde(default)]
     pub nesterov: bool,
     /// L2 weight decay, added to the gradient.
@@ -33,7 +33,7 @@ pub struct SgdConfig {
     pub decay_all: bool,
 }
 
-/// AdamW.
+/// `AdamW`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdamWConfig {
@@ -103,6 +103,18 @@ pub enum LrScaling {
     Linear,
     /// Multiplied by sqrt(B) (SimCLR, appendix B.1).
     Sqrt,
+}
+
+impl LrScaling {
+    /// Returns what the learning rates of a recipe are multiplied by for a global batch of `batch` images.
+    #[must_use]
+    pub fn factor(self, batch: usize) -> f64 {
+        match self {
+            Self::None => 1.0,
+            Self::Linear => batch as f64 / 256.0,
+            Self::Sqrt => (batch as f64).sqrt(),
+        }
+    }
 }
 
 fn momentum() -> f64 {

@@ -2,6 +2,23 @@
 //!
 //! Strict TOML; every table is a struct beside the part it configures. [`crate::plan`] turns a recipe into what will happen.
 
+mod check;
+mod error;
+mod load;
+mod locate;
+mod overrides;
+mod problem;
+mod schema;
+mod structure;
+
+pub(crate) use check::vit_sizes;
+pub(crate) use error::report;
+pub use error::{Diagnostic, RecipeError};
+pub use load::{Loaded, load, parse};
+pub(crate) use problem::plural;
+pub use problem::{Place, Problem};
+pub use schema::schema;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -50,3 +67,16 @@ pub struct Recipe {
     #[serde(default)]
     pub log: LogConfig,
 }
+
+impl Recipe {
+    /// Writes the recipe as TOML, every default spelt out.
+    ///
+    /// # Errors
+    /// When a value has no TOML form: a path that is not UTF-8, a whole number beyond 63 bits.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Times each operation of `autodidact::ops` against burn's own operations, forward and backward, on one thread.
+//!
+//!     cargo bench --profile dev --bench ops -- [FILTER] [--quick]
+//!
+//! Prints milliseconds (median; on Linux the thread's CPU time, so that a busy machine disturbs less) and GFLOP/s; the last column is burn's time over ours.
+#![allow(clippy::print_stdout, missing_docs)]
+
+use std::time::Instant;
+
+use autodidact::ops;
+use burn::tensor::{Device, Distribution, Tensor, activation, module, ops::ConvOptions};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+struct Bench {
+    filter: String,
+    repeats: usize,
+    device: Device,
+    start: Instant,
+}
+
+impl Bench {
+    /// Milliseconds since some time ago.
+    fn now(&self) -> f64 {
+        std::thread::yield_now(); // brings the kernel's counter up to date
+        let counter = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        match counter.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok()) {
+            Some(nanoseconds) => nanoseconds / 1e6,
+            None => self.start.elapsed().as_secs_f64() * 1e3,
+        }
+    }
+
+    fn random<const D: usize>(&self, shape: [usize; D], scale: f64) -> Tensor<D> {
+        Tensor::random(shape, Distribution::Normal(0.0, scale), &self.device)
+    }
+
+    /// Median milliseconds of forward and backward, gradients of all leaves.
+    fn time<const D: usize>(&self, run: &dyn Fn() -> Tensor<D>) -> (f64, f64) {
+        let (mut forward, mut backward) = (Vec::new(), Vec::new());
+        for i in 0..=self.repeats {
+            let start = self.now();
+            let y = run();
+            let middle = self.now();
+            let probe = y.clone().inner(); // any gradient but a constant
+            let loss = (y * Tensor::from_inner(probe)).sum();
+            let end = self.now();
+            drop(loss.backward());
+            if i > 0 {
+                forward.push(middle - start);
+                backward.push(self.now() - end);
+            }
+        }
+        let median = |mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        (median(forward), median(backward))
+    }
+
+    /// Compares two ways to the same result; `flop` is that of the forward pass (the backward pass has twice as many).
+    fn compare<const D: usize>(
+        &self,
+        name: &str,
+        flop: f64,
+        ours: &dyn Fn() -> Tensor<D>,
+        burns: &dyn Fn() -> Tensor<D>,
+    ) {
+        if !name.contains(&self.filter) {
+            return;
+        }
+        let (ours, burns) = (self.time(ours), self.time(burns));
+        let rate = |(forward, backward): (f64, f64)| (flop / forward / 1e6, 2.0 * flop / backward / 1e6);
+        let (fast, slow) = (rate(ours), rate(burns));
+        println!(
+            "{name:34} ours {:8.2} {:8.2} ms {:6.1} {:6.1} GFLOP/s   burn {:8.2} {:8.2} ms {:6.1} {:6.1}   x{:.1}",
+            ours.0,
+            ours.1,
+            fast.0,
+            fast.1,
+            burns.0,
+            burns.1,
+            slow.0,
+            slow.1,
+            (burns.0 + burns.1) / (ours.0 + ours.1)
+        );
+    }
+
+    fn conv(&self, batch: usize, size: usize, [from, to]: [usize; 2], kernel: usize, stride: usize) {
+        let x = self.random([batch, size, size, from], 1.0).require_grad();
+        let w = self.random([to, from, kernel, kernel], 0.05).require_grad();
+        let (stride, padding) = ([stride; 2], [kernel / 2; 2]);
+        let out = (size - 1) / stride[0] + 1;
+        let flop = (2 * batch * out * out * kernel * kernel * from * to) as f64;
+        let name = format!("conv {kernel}x{kernel}/{} {size}px {from}->{to} b{batch}", stride[0]);
+        let nchw = ops::to_nchw(x.clone().inner());
+        let ours = || ops::conv2d_nhwc(x.clone(), w.clone(), None, stride, padding);
+        let burns = || {
+            let options = ConvOptions::new(stride, padding, [1, 1], 1);
+            module::conv2d(Tensor::from_inner(nchw.clone()).require_grad(), w.clone(), None, options)
+        };
+        self.compare(&name, flop, &ours, &burns);
+    }
+
+    fn batch_norm(&self, batch: usize, size: usize, channels: usize, residual: bool) {
+        let shape = [batch, size, size, channels];
+        let x = self.random(shape, 1.0).require_grad();
+        let extra = residual.then(|| self.random(shape, 1.0).require_grad());
+        let (gamma, beta) = (self.random([channels], 1.0).require_grad(), self.random([channels], 1.0).require_grad());
+        let name = format!("batch norm{} {size}px {channels} b{batch}", if residual { "+residual" } else { "" });
+        let ours = || {
+            let extra = extra.clone();
+            ops::batch_norm_train(x.clone(), gamma.clone(), beta.clone(), 1e-5, extra, true).output
+        };
+        let nchw = ops::to_nchw(x.clone().inner());
+        let extra_nchw = extra.clone().map(|extra| Tensor::from_inner(ops::to_nchw(extra.inner())).require_grad());
+        let burns = || {
+            let x = Tensor::from_inner(nchw.clone()).require_grad();
+            let y = module::batch_norm_train(x, gamma.clone(), beta.clone(), 1e-5).output;
+            activation::relu(match &extra_nchw {
+                Some(extra) => y + extra.clone(),
+                None => y,
+            })
+        };
+        self.compare(&name, (8 * batch * size * size * channels) as f64, &ours, &burns);
+    }
+}
+
+fn main() {
+    let mut arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let quick = arguments.iter().position(|argument| argument == "--quick").map(|at| arguments.remove(at)).is_some();
+    let bench = Bench {
+        filter: arguments.first().cloned().unwrap_or_default(),
+        repeats: if quick { 3 } else { 9 },
+        device: Device::flex().autodiff(),
+        start: Instant::now(),
+    };
+    println!("instruction set {}; columns: forward, backward", ops::instruction_set());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+    pool.install(|| {
+        bench.conv(32, 32, [64, 64], 3, 1);
+        bench.conv(32, 16, [128, 128], 3, 1);
+        bench.conv(32, 8, [256, 256], 3, 1);
+        bench.conv(32, 4, [512, 512], 3, 1);
+        bench.conv(32, 32, [64, 128], 3, 2);
+        bench.conv(32, 32, [3, 64], 3, 1);
+        bench.conv(8, 56, [64, 256], 1, 1);
+        bench.conv(4, 224, [3, 64], 7, 2);
+        bench.batch_norm(32, 32, 64, false);
+        bench.batch_norm(32, 32, 64, true);
+        bench.batch_norm(32, 4, 512, true);
+    });
+}

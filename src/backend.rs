@@ -1,0 +1,95 @@
+//! Where tensors live: the only place that names burn's devices.
+
+use burn::tensor::Device;
+
+/// A device that was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// CUDA if this build and this machine have it, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The CUDA device with this index.
+    Cuda(usize),
+}
+
+/// A device, and what the user should know about the choice.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// The device, without autodiff.
+    pub device: Device,
+    /// The device in words.
+    pub description: String,
+    /// One line to print, if the choice is not what the user may expect.
+    pub note: Option<String>,
+}
+
+/// A device that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}\nhint: {hint}")]
+pub struct DeviceError {
+    reason: String,
+    hint: String,
+}
+
+/// Opens the device that was asked for.
+///
+/// # Errors
+/// When CUDA was asked for by name and this build or this machine has none; `auto` falls back to the CPU and says so.
+pub fn choose(choice: DeviceChoice) -> Result<Chosen, DeviceError> {
+    match (choice, cuda_driver()) {
+        (DeviceChoice::Cpu, _) => Ok(cpu(None)),
+        (DeviceChoice::Auto, Driver::Absent) => {
+            let note = "no CUDA driver was found (libcuda), so this runs on the CPU".to_owned();
+            Ok(cpu(cfg!(feature = "cuda").then_some(note)))
+        }
+        (DeviceChoice::Auto, Driver::Present) if cfg!(feature = "cuda") => Ok(cuda(0)),
+        (DeviceChoice::Auto, Driver::Present) => {
+            let note = "this machine has an NVIDIA driver, but this build is for the CPU; rebuild with `cargo build --features cuda`";
+            Ok(cpu(Some(note.to_owned())))
+        }
+        (DeviceChoice::Cuda(index), Driver::Present) if cfg!(feature = "cuda") => Ok(cuda(index)),
+        (DeviceChoice::Cuda(_), _) if cfg!(not(feature = "cuda")) => Err(DeviceError {
+            reason: "`--device cuda`: this build is for the CPU".to_owned(),
+            hint: "rebuild with `cargo build --features cuda`, or use `--device cpu`".to_owned(),
+        }),
+        (DeviceChoice::Cuda(_), _) => Err(DeviceError {
+            reason: "`--device cuda`: no CUDA driver was found (libcuda)".to_owned(),
+            hint: "install the NVIDIA driver, or use `--device cpu`".to_owned(),
+        }),
+    }
+}
+
+fn cpu(note: Option<String>) -> Chosen {
+    Chosen { device: Device::flex(), description: "CPU".to_owned(), note }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Chosen {
+    Chosen { device: Device::cuda(index), description: format!("CUDA device {index}"), note: None }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_index: usize) -> Chosen {
+    unreachable!("only builds with the `cuda` feature choose CUDA")
+}
+
+enum Driver {
+    Present,
+    Absent,
+}
+
+/// Looks for the driver library where its installers put it, without loading it: a driver is a file until something asks for a device.
+fn cuda_driver() -> Driver {
+    let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+    let from_environment = std::env::var_os(if cfg!(windows) { "PATH" } else { "LD_LIBRARY_PATH" }).unwrap_or_default();
+    let standard: &[&str] = if cfg!(windows) {
+        &["C:\\Windows\\System32"]
+    } else {
+        &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"]
+    };
+    let folders = std::env::split_paths(&from_environment).chain(standard.iter().map(std::path::PathBuf::from));
+    let found = folders.into_iter().any(|folder| names.iter().any(|name| folder.join(name).exists()));
+    if found { Driver::Present } else { Driver::Absent }
+}

@@ -1,0 +1,305 @@
+//! The command line: types only.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::backend::DeviceChoice;
+use crate::data::SourceKind;
+use crate::plan::Ranks;
+
+/// Self-supervised pretraining of vision models: one binary, one recipe, exact to the bit.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    arg_required_else_help = true,
+    max_term_width = 120,
+    after_help = "\
+Examples:
+  autodidact pretrain recipes/simclr.toml
+  autodidact pretrain recipes/simclr.toml schedule.epochs=5 --dry-run
+  autodidact eval knn runs/simclr
+  autodidact data inspect ~/pictures
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted before a checkpoint."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a network on unlabelled images, as a recipe says
+    Pretrain(PretrainArgs),
+    /// Measure what a network learnt
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Check recipes and write their schema
+    #[command(subcommand)]
+    Recipe(RecipeCommand),
+    /// Look at image sources
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Write completions for a shell
+    Completions(CompletionsArgs),
+}
+
+/// A recipe and changes to it.
+#[derive(Clone, Debug, Args)]
+pub struct RecipeArgs {
+    /// Recipe (a TOML file)
+    pub recipe: PathBuf,
+    /// Changes, such as `schedule.epochs=5` or `views.0.size=32`
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// Arguments of `pretrain`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autodidact pretrain recipes/simclr.toml
+  autodidact pretrain recipes/simclr.toml seed=1 schedule.lr=0.2 --run-dir runs/lower-lr
+  autodidact pretrain recipes/cifar10/mae-vit.toml data.path=~/cifar-10-batches-bin --ranks 4
+  autodidact pretrain runs/simclr/plan.toml --run-dir runs/again     # the same bits again
+
+A second run in the same folder continues it. Ranks, threads and restarts never change the result.")]
+pub struct PretrainArgs {
+    /// The recipe.
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
+    /// What to do with checkpoints in the run folder: `auto` continues from the newest, `never` starts over, a path
+    /// continues from that checkpoint
+    #[arg(long, value_name = "auto|never|PATH", default_value_t)]
+    pub resume: Resume,
+    /// Rank threads; `auto` takes as many as there are cores and micro-batches
+    #[arg(long, value_name = "N|auto", default_value_t)]
+    pub ranks: Ranks,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+    /// Print what would happen, and stop
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Folder of the run [default: runs/<name of the recipe>]
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// Commands of `eval`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum EvalCommand {
+    /// Classify by the nearest neighbours among a run's features
+    #[command(after_help = "\
+Examples:
+  autodidact eval knn runs/simclr
+  autodidact eval knn runs/simclr/checkpoints/step-500
+  autodidact eval knn runs/simclr eval.k=5")]
+    Knn(KnnArgs),
+}
+
+/// Arguments of `eval knn`.
+#[derive(Clone, Debug, Args)]
+pub struct KnnArgs {
+    /// Run folder (its newest checkpoint is used) or checkpoint
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    pub target: PathBuf,
+    /// Changes to the run's recipe, such as `eval.k=5`
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+}
+
+/// Commands of `recipe`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum RecipeCommand {
+    /// Check keys, types and values of a recipe
+    #[command(after_help = "\
+Examples:
+  autodidact recipe check recipes/simclr.toml
+  autodidact recipe check recipes/simclr.toml method.simclr.temperature=0.5")]
+    Check(RecipeArgs),
+    /// Print a recipe with every default spelt out
+    #[command(after_help = "\
+Examples:
+  autodidact recipe show recipes/simclr.toml
+  autodidact recipe show recipes/simclr.toml batch.global=512 > mine.toml")]
+    Show(RecipeArgs),
+    /// Print the JSON schema of recipes, for completion in editors
+    #[command(after_help = "\
+Examples:
+  autodidact recipe schema > recipes/recipe.schema.json
+
+Then write `#:schema recipe.schema.json` in the first line of a recipe beside it; Taplo and Even Better TOML read it.")]
+    Schema,
+}
+
+/// Commands of `data`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum DataCommand {
+    /// Count the images of a source and try to read them
+    #[command(after_help = "\
+Examples:
+  autodidact data inspect sample
+  autodidact data inspect ~/pictures
+  autodidact data inspect cifar-10-batches-bin
+  autodidact data inspect images.txt --source list")]
+    Inspect(InspectArgs),
+}
+
+/// Arguments of `data inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// Folder of images, list file, folder of CIFAR binaries, or `sample`
+    pub source: PathBuf,
+    /// Kind of the source [default: guessed]
+    #[arg(long = "source", value_name = "KIND")]
+    pub kind: Option<SourceArg>,
+}
+
+/// Kinds of sources, as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SourceArg {
+    /// The images inside this program
+    Sample,
+    /// A folder of image files
+    Folder,
+    /// A text file of image paths
+    List,
+    /// CIFAR-10 binary files
+    Cifar10,
+    /// CIFAR-100 binary files
+    Cifar100,
+}
+
+impl From<SourceArg> for SourceKind {
+    fn from(kind: SourceArg) -> Self {
+        match kind {
+            SourceArg::Sample => Self::Sample,
+            SourceArg::Folder => Self::Folder,
+            SourceArg::List => Self::List,
+            SourceArg::Cifar10 => Self::Cifar10,
+            SourceArg::Cifar100 => Self::Cifar100,
+        }
+    }
+}
+
+/// Arguments of `completions`.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autodidact completions bash > ~/.local/share/bash-completion/completions/autodidact
+  autodidact completions zsh > ~/.zfunc/_autodidact
+  autodidact completions fish > ~/.config/fish/completions/autodidact.fish")]
+pub struct CompletionsArgs {
+    /// Shell
+    pub shell: clap_complete::Shell,
+}
+
+/// What to do with checkpoints that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// Continue from the newest, if there is one.
+    #[default]
+    Auto,
+    /// Start over.
+    Never,
+    /// Continue from this one.
+    From(PathBuf),
+}
+
+impl FromStr for Resume {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "auto" => Self::Auto,
+            "never" => Self::Never,
+            path => Self::From(path.into()),
+        })
+    }
+}
+
+impl fmt::Display for Resume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Never => f.write_str("never"),
+            Self::From(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("cuda:").map(str::parse)) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            (_, Some(Ok(index))) => Ok(Self::Cuda(index)),
+            _ => Err("write `auto`, `cpu`, `cuda` or `cuda:1`".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        fn visit(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            if command.has_subcommands() {
+                command.get_subcommands().for_each(|sub| visit(sub, &path));
+            } else {
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Examples:"), "{path} has no examples");
+            }
+        }
+        visit(&Cli::command(), "");
+    }
+
+    #[test]
+    fn pretrain_takes_overrides_and_options_in_any_order() {
+        let line =
+            ["autodidact", "pretrain", "a.toml", "seed=1", "--ranks", "3", "batch.micro=8", "--device", "cuda:1"];
+        let Command::Pretrain(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another command") };
+        assert_eq!(args.recipe.overrides, ["seed=1", "batch.micro=8"]);
+        assert_eq!((args.ranks, args.device, args.resume), (Ranks::Count(3), DeviceChoice::Cuda(1), Resume::Auto));
+    }
+
+    #[test]
+    fn wrong_options_say_what_is_right() {
+        let message = |option: &str, value: &str| {
+            Cli::try_parse_from(["autodidact", "pretrain", "a.toml", option, value]).unwrap_err().to_string()
+        };
+        assert!(message("--ranks", "0").contains("write a whole number from 1, or `auto`"));
+        assert!(message("--device", "gpu").contains("write `auto`, `cpu`, `cuda` or `cuda:1`"));
+    }
+}

@@ -1,0 +1,63 @@
+//! `autodidact eval knn`.
+
+use std::path::{Path, PathBuf};
+
+use super::{pretrain, print};
+use crate::backend;
+use crate::checkpoint;
+use crate::cli::EvalCommand;
+use crate::data::{self, Split};
+use crate::engine::{EngineError, Weights};
+use crate::error::{Failure, Kind};
+use crate::method::Inputs;
+use crate::model::Scope;
+use crate::plan::{Ranks, Request};
+use crate::recipe;
+use crate::report::Summary;
+
+pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
+    let EvalCommand::Knn(args) = command;
+    let (folder, path) = find(&args.target)?;
+    let loaded = recipe::load(&folder.join("plan.toml"), &args.overrides)?;
+    let chosen = backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let source = data::open(&loaded.recipe.data, Split::Train).map_err(EngineError::from)?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let request = Request { name, ranks: Ranks::Auto, cores: pretrain::cores(), device: chosen.description };
+    let plan = pretrain::resolve(&loaded, source.as_ref(), &request)?;
+
+    let inputs = Inputs { backbone: &plan.recipe.backbone, views: &plan.recipe.views };
+    let scope = Scope::new(plan.recipe.seed, &chosen.device);
+    let learner = plan.recipe.method.build(&inputs, &scope).map_err(EngineError::from)?;
+    let (weights, buffers, manifest) =
+        checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
+    let evaluation = pretrain::measure(&plan, &source, Weights::Given(&weights, &buffers), &chosen.device)?;
+    if evaluation.knn.is_none() {
+        let text = format!("{}: its images have no labels to classify by", folder.display());
+        let hint = "name labelled images with `eval.test.source=folder eval.test.path=...` and use labelled training images";
+        return Err(Failure::message(Kind::Failure, text).hint(hint));
+    }
+    let mut summary = Summary { run: path, ..Summary::default() };
+    summary.steps = manifest.step;
+    summary.total_steps = plan.steps;
+    pretrain::fill(&mut summary, evaluation);
+    print(summary.measurements())
+}
+
+/// Finds run folder and checkpoint from either.
+fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
+    if target.join("manifest.json").exists() {
+        let folder = target.canonicalize()?.parent().and_then(Path::parent).map(Path::to_owned);
+        let folder = folder.filter(|folder| folder.join("plan.toml").exists()).ok_or_else(|| {
+            Failure::message(Kind::Usage, format!("{}: no run folder with a plan.toml around this checkpoint", target.display()))
+                .hint("a checkpoint is evaluated with the plan of its run: keep it in `<run>/checkpoints/`")
+        })?;
+        return Ok((folder, target.to_owned()));
+    }
+    let (newest, damaged) = checkpoint::newest(&target.join("checkpoints"));
+    match (newest, damaged.first()) {
+        (Some((_, path)), _) => Ok((target.to_owned(), path)),
+        (None, Some(error)) => Err(Failure::message(Kind::Failure, error)),
+        (None, None) => Err(Failure::message(Kind::Usage, format!("{}: neither a run folder nor a checkpoint", target.display()))
+            .hint("give the folder that `pretrain` named, such as `runs/simclr`, or one below its `checkpoints/`")),
+    }
+}

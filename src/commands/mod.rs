@@ -1,0 +1,31 @@
+//! One file a command: parse, plan, run, report. No mathematics here.
+
+mod completions;
+mod data;
+mod eval;
+mod pretrain;
+mod recipe;
+
+use std::io::Write;
+
+use crate::cli::{Cli, Command};
+use crate::error::Failure;
+
+/// Runs the command of a parsed command line.
+///
+/// # Errors
+/// With what is to be printed, and the exit code.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Pretrain(args) => pretrain::run(&args),
+        Command::Eval(command) => eval::run(&command),
+        Command::Recipe(command) => recipe::run(&command),
+        Command::Data(command) => data::run(&command),
+        Command::Completions(args) => completions::run(args),
+    }
+}
+
+/// Prints results on stdout, so that a closed pipe is an error that `main` can ignore instead of a panic.
+fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}

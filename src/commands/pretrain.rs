@@ -1,0 +1,286 @@
+//! `autodidact pretrain`.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use super::print;
+use crate::backend;
+use crate::checkpoint;
+use crate::cli::{PretrainArgs, Resume};
+use crate::data::{self, BadImages, Source, Split};
+use crate::engine::{self, EvalSet, Evaluation, Job, Trained, Weights};
+use crate::error::{Failure, Kind};
+use crate::files::{FileError, write_atomically};
+use crate::method::Inputs;
+use crate::model::Scope;
+use crate::optim::Groups;
+use crate::plan::{DataFacts, Plan, Request};
+use crate::recipe::{self, Loaded, Problem};
+use crate::report::{Environment, Summary, read_metrics};
+
+pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
+    let started = SystemTime::now();
+    let loaded = recipe::load(&args.recipe.recipe, &args.recipe.overrides)?;
+    let backend::Chosen { device, description, note } =
+        backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
+    if let Some(note) = note {
+        say(&format!("note: {note}"));
+    }
+    let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let mut plan = plan(args, &loaded, source.as_ref(), description)?;
+    let groups = groups(&mut plan, &loaded)?;
+    if args.dry_run {
+        for warning in &plan.warnings {
+            say(&warning.to_string());
+        }
+        return print(format_args!("{plan}\n{groups}"));
+    }
+
+    let folder = args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(&plan.name));
+    let resume = match &args.resume {
+        Resume::Never => {
+            set_aside(&folder)?;
+            None
+        }
+        Resume::Auto => newest(&plan, &folder)?,
+        Resume::From(path) => Some(given(&plan, &folder, path)?),
+    };
+    fs::create_dir_all(&folder).map_err(FileError::at(&folder, "create the run folder"))?;
+    let _lock = lock(&folder)?;
+    write_description(&folder, &loaded, &plan, started)?;
+    for warning in &plan.warnings {
+        say(&warning.to_string());
+    }
+
+    let stop = watch_signals()?;
+    let bad_list = folder.join("bad-images.jsonl");
+    let max_bad = plan.recipe.data.max_bad;
+    let bad_images = BadImages::open(Some(&bad_list), source.len(), max_bad).map_err(engine::EngineError::from)?;
+    let bad_images = Arc::new(bad_images);
+    let job = Job {
+        plan: &plan,
+        source: Arc::clone(&source),
+        bad_images: Arc::clone(&bad_images),
+        device: device.clone(),
+        folder: &folder,
+        resume,
+        stop,
+        quiet: false,
+    };
+    let trained = engine::train(&job)?;
+
+    let mut summary = describe(&plan, &folder, &trained, resume_command(args));
+    summary.bad_images = bad_images.count() as u64;
+    if trained.interrupted {
+        say(&format!("stopped after step {}; its checkpoint is written", trained.state.step));
+    } else if !plan.recipe.eval.skip {
+        let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
+        let weights = Weights::Given(weights, &trained.state.buffers);
+        let evaluation = measure(&plan, &source, weights, &device)?;
+        fill(&mut summary, evaluation);
+    }
+    summary.write()?;
+    print(summary)
+}
+
+/// Evaluates trained weights beside the same network untrained.
+pub(super) fn measure(
+    plan: &Plan,
+    source: &Arc<dyn Source>,
+    weights: Weights<'_>,
+    device: &burn::tensor::Device,
+) -> Result<Evaluation, Failure> {
+    let set = EvalSet::choose(&plan.recipe, source)?;
+    let threads = cores();
+    let mut evaluation = engine::evaluate(plan, &set, weights, device, threads)?;
+    if let Some(knn) = &mut evaluation.knn {
+        let untrained = engine::evaluate(plan, &set, Weights::Untrained, device, threads)?;
+        knn.untrained_top1 = untrained.knn.map(|knn| knn.top1);
+    }
+    Ok(evaluation)
+}
+
+/// Copies a measurement into the summary.
+pub(super) fn fill(summary: &mut Summary, evaluation: Evaluation) {
+    summary.knn = evaluation.knn;
+    summary.embedding_std = Some(evaluation.embedding_std);
+    summary.rankme = Some(evaluation.rankme);
+    summary.dim = evaluation.dim;
+    summary.warnings = evaluation.warnings;
+}
+
+/// Number of cores this process may use.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Resolves a recipe for a data set.
+pub(super) fn resolve(
+    loaded: &Loaded,
+    source: &dyn Source,
+    request: &Request,
+) -> Result<Plan, Failure> {
+    let classes = source.classes().len();
+    let facts = DataFacts {
+        images: source.len(),
+        fingerprint: source.fingerprint(),
+        classes: (classes > 0).then_some(classes),
+        description: match &loaded.recipe.data.path {
+            Some(path) => path.display().to_string(),
+            None => "the sample images inside this program".to_owned(),
+        },
+    };
+    Ok(Plan::new(loaded.recipe.clone(), facts, request).map_err(|problems| loaded.error(problems))?)
+}
+
+fn plan(args: &PretrainArgs, loaded: &Loaded, source: &dyn Source, device: String) -> Result<Plan, Failure> {
+    let name = args.recipe.recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
+    let request = Request { name: name.into_owned(), ranks: args.ranks, cores: cores(), device };
+    resolve(loaded, source, &request)
+}
+
+/// Builds the network once, so that what does not fit together is said before anything is written.
+fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
+    let recipe = &plan.recipe;
+    let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
+    let scope = Scope::new(recipe.seed, &burn::tensor::Device::flex());
+    let learner = recipe.method.build(&inputs, &scope).map_err(|error| {
+        let problem = Problem::at(error.key, error.problem).hint(error.hint);
+        Failure::from(loaded.error(vec![problem]))
+    })?;
+    let groups = Groups::new(&recipe.optimizer, &engine::specs(learner.layout()));
+    plan.parameters = Some(learner.layout().num_weights());
+    Ok(groups)
+}
+
+/// Finds the newest good checkpoint of a run that goes on.
+fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
+    if !plan.continues(folder)? {
+        return Ok(None);
+    }
+    let (good, damaged) = checkpoint::newest(&folder.join("checkpoints"));
+    for error in &damaged {
+        let next = good.as_ref().map_or("there is no older one".to_owned(), |(step, _)| format!("going back to step {step}"));
+        say(&format!("warning[W005]: {error}; {next}"));
+    }
+    match good {
+        Some((step, path)) if step < plan.steps => {
+            say(&format!("resuming {} after step {step} of {}", folder.display(), plan.steps));
+            Ok(Some(path))
+        }
+        Some((_, path)) => {
+            say(&format!("{} is complete; evaluating it again (`--resume never` trains anew)", folder.display()));
+            Ok(Some(path))
+        }
+        None if damaged.is_empty() => Ok(None),
+        None => {
+            let text = format!("{}: every checkpoint of this run is damaged", folder.display());
+            Err(Failure::message(Kind::Failure, text).hint("train anew with `--resume never`; the old run is kept beside it"))
+        }
+    }
+}
+
+/// Checks a checkpoint that was named on the command line.
+fn given(plan: &Plan, folder: &Path, path: &Path) -> Result<PathBuf, Failure> {
+    plan.continues(folder)?;
+    let manifest = checkpoint::verify(path).map_err(engine::EngineError::from)?;
+    if manifest.plan != plan.digest() {
+        let text = format!("{}: written by another recipe or for other data", path.display());
+        let hint = "resume with the recipe that wrote it: `plan.toml` in its run folder has every value";
+        return Err(Failure::message(Kind::Usage, text).hint(hint));
+    }
+    say(&format!("resuming from {} after step {} of {}", path.display(), manifest.step, plan.steps));
+    Ok(path.to_owned())
+}
+
+/// Moves an existing run out of the way, so that starting over loses nothing.
+fn set_aside(folder: &Path) -> Result<(), Failure> {
+    if !folder.join("plan.toml").exists() {
+        return Ok(());
+    }
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let free = (1..).map(|number| folder.with_file_name(format!("{name}.{number}"))).find(|path| !path.exists());
+    let aside = free.unwrap_or_else(|| folder.with_extension("old"));
+    fs::rename(folder, &aside).map_err(FileError::at(folder, "move the old run aside"))?;
+    say(&format!("the run in {} is now {}", folder.display(), aside.display()));
+    Ok(())
+}
+
+/// Holds the run folder for this process; the lock goes with the process, however it ends.
+fn lock(folder: &Path) -> Result<File, Failure> {
+    let path = folder.join(".lock");
+    let file = File::create(&path).map_err(FileError::at(&path, "create"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            let text = format!("{}: another process is training in this folder", folder.display());
+            Err(Failure::message(Kind::Failure, text).hint("wait for it, or choose another folder with `--run-dir`"))
+        }
+        // file systems without locks (some network mounts) are used without
+        Err(fs::TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+/// Writes what the run is, before it starts.
+fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: SystemTime) -> Result<(), Failure> {
+    let mut recipe = loaded.text().to_owned();
+    for change in loaded.overrides() {
+        recipe.push_str(&format!("\n# changed on the command line: {change}"));
+    }
+    if !loaded.overrides().is_empty() {
+        recipe.push('\n');
+    }
+    let resolved = plan.to_toml().map_err(|error| Failure::new(Kind::Failure, error))?;
+    write_atomically(&folder.join("recipe.toml"), recipe.as_bytes())?;
+    write_atomically(&folder.join("plan.toml"), resolved.as_bytes())?;
+    Environment::collect(std::env::args().collect(), started).write(folder)?;
+    Ok(())
+}
+
+/// First signal: finish the step and write a checkpoint. Second: exit at once.
+fn watch_signals() -> Result<&'static AtomicBool, Failure> {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let handler = || {
+        if STOP.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(Kind::Interrupted.exit_code()));
+        }
+        say("stopping after this step, then writing a checkpoint (once more: stop now)");
+    };
+    ctrlc::set_handler(handler).map_err(|error| Failure::new(Kind::Failure, error))?;
+    Ok(&STOP)
+}
+
+fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: String) -> Summary {
+    let records = read_metrics(&folder.join("metrics.jsonl")).unwrap_or_default();
+    let batch = plan.recipe.batch.global as u64;
+    Summary {
+        run: folder.to_owned(),
+        steps: trained.state.step,
+        total_steps: plan.steps,
+        images: trained.state.step * batch,
+        seconds: trained.seconds,
+        images_per_s: (trained.steps * batch) as f64 / trained.seconds.max(1e-9),
+        first_loss: records.first().map(|record| record.loss),
+        last_loss: records.last().map(|record| record.loss),
+        resume_command,
+        ..Summary::default()
+    }
+}
+
+fn resume_command(args: &PretrainArgs) -> String {
+    let mut words = vec!["autodidact pretrain".to_owned(), args.recipe.recipe.display().to_string()];
+    words.extend(args.recipe.overrides.iter().cloned());
+    if let Some(folder) = &args.run_dir {
+        words.push(format!("--run-dir {}", folder.display()));
+    }
+    words.join(" ")
+}
+
+/// Says a line on stderr; when that is closed there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}

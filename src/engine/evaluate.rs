@@ -1,0 +1,144 @@
+//! What the backbone learnt: nearest neighbours, spread and rank of its features.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use super::error::EngineError;
+use crate::data::{Source, Split};
+use crate::eval::{
+    EvalConfig, EvalView, Extracted, Features, Knn, Warning, chance, embedding_std, extract, health, rankme,
+};
+use crate::method::Inputs;
+use crate::model::{Pass, Scope};
+use crate::plan::Plan;
+use crate::recipe::Recipe;
+use crate::report::KnnResult;
+use crate::rng::{Purpose, Stream};
+
+/// Added to each probability of RankMe's entropy, its authors' value for single precision.
+const RANKME_EPSILON: f64 = 1e-7;
+
+/// Which weights to evaluate.
+#[derive(Clone, Copy, Debug)]
+pub enum Weights<'a> {
+    /// As drawn before the first step.
+    Untrained,
+    /// These, trained and untrained tensors in flat order.
+    Given(&'a [f32], &'a [f32]),
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Evaluation {
+    /// Nearest-neighbour classification; nothing without labels.
+    pub knn: Option<KnnResult>,
+    /// Mean standard deviation of the normalised features.
+    pub embedding_std: f64,
+    /// RankMe of the features.
+    pub rankme: f64,
+    /// Width of the features.
+    pub dim: usize,
+    /// Signs of collapse.
+    pub warnings: Vec<Warning>,
+}
+
+/// Images to evaluate on: a bank and queries, chosen by the seed alone.
+pub struct EvalSet {
+    bank: (Arc<dyn Source>, Vec<usize>),
+    queries: (Arc<dyn Source>, Vec<usize>),
+    labelled: bool,
+}
+
+impl EvalSet {
+    /// Chooses the images: queries from `eval.test`, else from the source's own test split, else a tenth of the training images, which are
+    /// then left out of the bank.
+    ///
+    /// # Errors
+    /// When `eval.test` cannot be opened.
+    pub fn choose(recipe: &Recipe, train: &Arc<dyn Source>) -> Result<Self, EngineError> {
+        let EvalConfig { max_train, max_test, test, .. } = &recipe.eval;
+        let held_out = match test {
+            Some(config) => Some(crate::data::open(config, Split::Test)?),
+            // a source without a test split says so by an error; then a part of the training images serves
+            None => crate::data::open(&recipe.data, Split::Test).ok().filter(|test| test.fingerprint() != train.fingerprint()),
+        };
+        let labelled = |source: &Arc<dyn Source>| -> Vec<usize> {
+            (0..source.len()).filter(|&index| source.label(index).is_some()).collect()
+        };
+        let (mut bank, mut queries) = (labelled(train), held_out.as_ref().map_or_else(Vec::new, labelled));
+        let has_labels = !bank.is_empty() && (held_out.is_none() || !queries.is_empty());
+        if !has_labels {
+            bank.clear();
+            queries = (0..held_out.as_ref().unwrap_or(train).len()).collect();
+        }
+        shuffle(recipe.seed, 0, &mut bank);
+        shuffle(recipe.seed, 1, &mut queries);
+        if has_labels && held_out.is_none() {
+            queries = bank.split_off(bank.len() - bank.len().div_ceil(10));
+        }
+        bank.truncate(*max_train);
+        queries.truncate(*max_test);
+        bank.sort_unstable();
+        queries.sort_unstable();
+        let held_out = held_out.unwrap_or_else(|| Arc::clone(train));
+        Ok(Self { bank: (Arc::clone(train), bank), queries: (held_out, queries), labelled: has_labels })
+    }
+}
+
+fn shuffle(seed: u64, stream: u64, items: &mut [usize]) {
+    Stream::new(seed, Purpose::Evaluation, &[stream]).shuffle(items);
+}
+
+/// Evaluates one set of weights of a recipe's network.
+///
+/// # Errors
+/// When the network cannot be built or its features are not finite.
+pub fn evaluate(
+    plan: &Plan,
+    set: &EvalSet,
+    weights: Weights<'_>,
+    device: &Device,
+    threads: usize,
+) -> Result<Evaluation, EngineError> {
+    let recipe = &plan.recipe;
+    let size = recipe.views.iter().map(|view| view.size).max().unwrap_or(0);
+    let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
+    let build = || -> Result<Box<dyn FnMut(_) -> _>, EngineError> {
+        let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
+        let mut learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, device))?;
+        if let Weights::Given(weights, buffers) = weights {
+            learner.set(weights, buffers);
+        }
+        Ok(Box::new(move |images| learner.features(images, &mut Pass::eval())))
+    };
+    let features = |(source, indices): &(Arc<dyn Source>, Vec<usize>)| -> Result<(Features, Vec<u32>), EngineError> {
+        let Extracted { values, dim, kept } = extract(source.as_ref(), indices, view, device, threads, build)?;
+        let labels = kept.iter().map(|&index| source.label(index).unwrap_or(0)).collect();
+        Ok((Features::new(values, dim.max(1))?, labels))
+    };
+    let (queries, query_labels) = features(&set.queries)?;
+    let mut evaluation = Evaluation { dim: queries.dim(), ..Evaluation::default() };
+    if set.labelled {
+        let (bank, bank_labels) = features(&set.bank)?;
+        let EvalConfig { k, temperature, .. } = recipe.eval;
+        let votes = Knn { k, temperature }.vote(&bank, &bank_labels, &queries);
+        evaluation.knn = Some(KnnResult {
+            k,
+            temperature,
+            bank: bank.rows(),
+            queries: queries.rows(),
+            classes: votes.classes(),
+            top1: votes.accuracy(&query_labels, 1),
+            top5: votes.accuracy(&query_labels, 5),
+            untrained_top1: None,
+            chance: chance(&query_labels),
+        });
+    }
+    if queries.rows() > 1 {
+        evaluation.embedding_std = embedding_std(&queries)?;
+        evaluation.rankme = rankme(&queries, RANKME_EPSILON);
+        evaluation.warnings = health(evaluation.embedding_std, evaluation.rankme, queries.dim().min(queries.rows()));
+    }
+    Ok(evaluation)
+}

@@ -1,0 +1,260 @@
+//! One optimizer step of one rank: forward, loss, backward, reduction. DESIGN: losses are sums over a global count, gradients are summed.
+
+use std::ops::Range;
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::config::Memory;
+use super::error::EngineError;
+use crate::data::HostBatch;
+use crate::method::{Learner, MicroBatch, Outputs, Sees};
+use crate::model::params::Layout;
+use crate::model::{BatchStats, Kind, Noise, Pass};
+use crate::parallel::{Collective, TreeSum};
+
+/// What stays the same from step to step.
+#[derive(Clone, Debug)]
+pub(super) struct StepSpec {
+    pub(super) seed: u64,
+    /// Micro-batches of the global batch.
+    pub(super) micros: usize,
+    /// Those of this rank.
+    pub(super) mine: Range<usize>,
+    pub(super) memory: Memory,
+    pub(super) steps_per_epoch: u64,
+    pub(super) device: Device,
+}
+
+/// What a step came to, the same on every rank.
+#[derive(Debug)]
+pub(super) struct StepResult {
+    /// Mean loss of the global batch.
+    pub(super) loss: f64,
+    /// Gradient of that mean, flat.
+    pub(super) gradient: Vec<f32>,
+    /// Statistics of every batch-norm layer, one after another for each micro-batch of the global batch.
+    pub(super) batch_stats: Vec<Vec<f32>>,
+    /// Where those statistics belong.
+    pub(super) stats_places: Vec<StatsPlace>,
+}
+
+/// Place of a mean or variance in the flat buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StatsPlace {
+    pub(super) offset: usize,
+    pub(super) len: usize,
+}
+
+/// Runs this rank's micro-batches of one step and reduces over all ranks.
+pub(super) fn run(
+    spec: &StepSpec,
+    step: u64,
+    batches: Vec<HostBatch>,
+    learner: &dyn Learner,
+    ranks: &dyn Collective,
+) -> Result<StepResult, EngineError> {
+    let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step / spec.steps_per_epoch, batch)).collect();
+    let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
+    let mut gradients = TreeSum::new(spec.micros);
+    let (sum, count) = match learner.sees() {
+        Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
+        Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
+    };
+    let mut gradient = ranks.all_reduce(spec.micros, gradients.into_nodes())?;
+    let scale = (1.0 / count) as f32;
+    gradient.iter_mut().for_each(|g| *g *= scale);
+
+    let Stats { places, values } = rank.stats;
+    let per_micro: usize = places.iter().map(|place| place.len).sum();
+    let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
+    let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
+    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places })
+}
+
+struct RankStep<'a> {
+    spec: &'a StepSpec,
+    step: u64,
+    learner: &'a dyn Learner,
+    stats: Stats,
+}
+
+impl RankStep<'_> {
+    /// The loss is a sum over micro-batches: each goes forward and backward at once, so one graph is alive at a time.
+    fn by_micro_batch(
+        &mut self,
+        batches: &[MicroBatch],
+        gradients: &mut TreeSum<f32>,
+        ranks: &dyn Collective,
+    ) -> Result<(f64, f64), EngineError> {
+        let mut terms = Vec::with_capacity(2 * batches.len());
+        for (index, batch) in self.spec.mine.clone().zip(batches) {
+            let outputs = self.encode(batch, true);
+            let loss = self.learner.loss(outputs);
+            terms.extend([f64::from(loss.sum.clone().into_scalar::<f32>()), loss.count]);
+            gradients.push_leaf(index, self.backward(&loss.sum));
+        }
+        let terms = ranks.all_gather_f64(terms)?;
+        Ok((tree_sum(terms.iter().step_by(2)), tree_sum(terms.iter().skip(1).step_by(2))))
+    }
+
+    /// The loss sees all outputs: every rank evaluates it on detached leaves, then pushes its rows of the gradient back through its own
+    /// micro-batches by `sum(output * gradient)`, whose gradient is the chain rule.
+    fn over_global_batch(
+        &mut self,
+        batches: &[MicroBatch],
+        gradients: &mut TreeSum<f32>,
+        ranks: &dyn Collective,
+    ) -> Result<(f64, f64), EngineError> {
+        let mut graphs = Vec::new();
+        let mut local: Vec<HostOutputs> = Vec::new();
+        for batch in batches {
+            let outputs = self.encode(batch, true);
+            local.push(HostOutputs::read(&outputs));
+            // a dropped graph is built again below; it was tracked here too, so that both passes run the same kernels
+            graphs.push(if self.spec.memory == Memory::Keep { Some(outputs) } else { None });
+        }
+        let rows = batches.first().map_or(0, |batch| batch.images.len());
+        let gathered = gather(local, rows, self.spec.micros, ranks)?;
+
+        let leaves: Vec<Tensor<2>> = gathered.tensors.iter().map(|t| t.leaf(&self.spec.device).require_grad()).collect();
+        let constants = gathered.constants.iter().map(|t| t.leaf(&self.spec.device)).collect();
+        let loss = self.learner.loss(Outputs { tensors: leaves.clone(), constants });
+        let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
+        let mut leaf_gradients = loss.sum.backward();
+        let upstream: Vec<Option<Tensor<2>>> = leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
+
+        for ((index, batch), graph) in self.spec.mine.clone().zip(batches).zip(graphs) {
+            let outputs = graph.unwrap_or_else(|| self.encode(batch, false));
+            let own = index * rows..(index + 1) * rows;
+            let pairs = outputs.tensors.into_iter().zip(&upstream);
+            let terms = pairs.filter_map(|(output, upstream)| {
+                let gradient = upstream.clone()?.slice([own.clone()]);
+                Some((output * Tensor::from_inner(gradient)).sum_dim(1).sum())
+            });
+            let flat = match terms.reduce(|a, b| a + b) {
+                Some(surrogate) => self.backward(&surrogate),
+                None => vec![0.0; self.learner.layout().num_weights()],
+            };
+            gradients.push_leaf(index, flat);
+        }
+        Ok((sum, loss.count))
+    }
+
+    fn encode(&mut self, batch: &MicroBatch, first: bool) -> Outputs {
+        let views = 0..batch.views.len() as u64;
+        let rows = views.flat_map(|view| batch.images.iter().map(move |&image| (image, view))).collect();
+        let mut pass = Pass::train(Noise { seed: self.spec.seed, step: self.step, rows });
+        let outputs = self.learner.encode(batch, &mut pass);
+        let stats = pass.take_batch_stats();
+        if first {
+            self.stats.add(stats, self.learner.layout());
+        }
+        outputs
+    }
+
+    fn backward(&self, scalar: &Tensor<1>) -> Vec<f32> {
+        let mut gradients = scalar.backward();
+        let mut flat = vec![0.0; self.learner.layout().num_weights()];
+        self.learner.gradients(&mut gradients, &mut flat);
+        flat
+    }
+}
+
+/// Batch statistics of this rank's micro-batches on the host.
+#[derive(Debug, Default)]
+struct Stats {
+    places: Vec<StatsPlace>,
+    values: Vec<f32>,
+}
+
+impl Stats {
+    fn add(&mut self, stats: Vec<BatchStats>, layout: &Layout) {
+        let place = |id: ParamId| {
+            let entry = layout.entries().iter().find(|entry| entry.kind == Kind::Buffer && entry.id == id);
+            let entry = entry.expect("running statistics are buffers of the network");
+            StatsPlace { offset: entry.offset, len: entry.len }
+        };
+        let known = !self.places.is_empty();
+        for layer in stats {
+            if !known {
+                self.places.extend([place(layer.running_mean), place(layer.running_var)]);
+            }
+            self.values.extend(to_host(layer.mean));
+            self.values.extend(to_host(layer.var));
+        }
+    }
+}
+
+fn to_device(spec: &StepSpec, epoch: u64, batch: HostBatch) -> MicroBatch {
+    let images = batch.images.len();
+    let views = batch.views.into_iter().map(|view| {
+        let side = view.size as usize;
+        Tensor::from_data(TensorData::new(view.pixels, [images, 3, side, side]), &spec.device)
+    });
+    MicroBatch { seed: spec.seed, epoch, views: views.collect(), images: batch.images }
+}
+
+/// A two-dimensional tensor on the host.
+#[derive(Clone, Debug)]
+struct HostTensor {
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl HostTensor {
+    fn read(tensor: &Tensor<2>) -> Self {
+        Self { columns: tensor.dims()[1], values: to_host(tensor.clone()) }
+    }
+
+    fn leaf(&self, device: &Device) -> Tensor<2> {
+        let rows = self.values.len() / self.columns.max(1);
+        Tensor::from_data(TensorData::new(self.values.clone(), [rows, self.columns]), device)
+    }
+}
+
+#[derive(Debug)]
+struct HostOutputs {
+    tensors: Vec<HostTensor>,
+    constants: Vec<HostTensor>,
+}
+
+impl HostOutputs {
+    fn read(outputs: &Outputs) -> Self {
+        let read = |tensors: &[Tensor<2>]| tensors.iter().map(HostTensor::read).collect();
+        Self { tensors: read(&outputs.tensors), constants: read(&outputs.constants) }
+    }
+}
+
+/// Stacks every output over the global batch, in micro-batch order.
+fn gather(
+    local: Vec<HostOutputs>,
+    rows: usize,
+    micros: usize,
+    ranks: &dyn Collective,
+) -> Result<HostOutputs, EngineError> {
+    let stack = |pick: fn(&HostOutputs) -> &Vec<HostTensor>| -> Result<Vec<HostTensor>, EngineError> {
+        let count = local.first().map_or(0, |outputs| pick(outputs).len());
+        (0..count)
+            .map(|i| {
+                let parts: Vec<f32> = local.iter().flat_map(|outputs| pick(outputs)[i].values.iter().copied()).collect();
+                let columns = pick(&local[0])[i].columns;
+                let values = ranks.all_gather(parts)?;
+                debug_assert_eq!(values.len(), micros * rows * columns, "one row for each image");
+                Ok(HostTensor { columns, values })
+            })
+            .collect()
+    };
+    Ok(HostOutputs { tensors: stack(|outputs| &outputs.tensors)?, constants: stack(|outputs| &outputs.constants)? })
+}
+
+fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec::<f32>().expect("networks compute in fp32")
+}
+
+/// The canonical tree over numbers that every rank already has.
+fn tree_sum<'a>(values: impl ExactSizeIterator<Item = &'a f64>) -> f64 {
+    let mut sum = TreeSum::new(values.len());
+    values.enumerate().for_each(|(i, &value)| sum.push_leaf(i, vec![value]));
+    sum.finish()[0]
+}

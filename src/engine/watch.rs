@@ -1,0 +1,77 @@
+//! What rank 0 tells while training: `metrics.jsonl`, TensorBoard events, progress.
+
+use std::time::{Instant, SystemTime};
+
+use super::error::EngineError;
+use super::train::Job;
+use crate::plan::Plan;
+use crate::report::{EventLog, MetricsLog, Progress, StepRecord, Style};
+
+/// The run's logs, open.
+pub(super) struct Watch {
+    metrics: MetricsLog,
+    events: EventLog,
+    progress: Option<Progress>,
+    started: Instant,
+    last: Instant,
+}
+
+/// What a step came to.
+pub(super) struct StepNumbers {
+    /// Steps done, this one included.
+    pub(super) step: u64,
+    pub(super) loss: f64,
+    pub(super) lr: f64,
+    pub(super) grad_norm: f64,
+}
+
+impl Watch {
+    /// Opens the logs of a run that has done `done` steps.
+    pub(super) fn open(job: &Job<'_>, done: u64) -> Result<Self, EngineError> {
+        let style = Style::detect(job.plan.recipe.log.every_steps);
+        let now = Instant::now();
+        Ok(Self {
+            metrics: MetricsLog::open(job.folder, done + 1)?,
+            events: EventLog::create(job.folder, done + 1, SystemTime::now())?,
+            progress: (!job.quiet).then(|| Progress::new(style, job.plan.steps, done)),
+            started: now,
+            last: now,
+        })
+    }
+
+    /// Writes one step down.
+    pub(super) fn step(&mut self, plan: &Plan, numbers: &StepNumbers) -> Result<(), EngineError> {
+        let images = plan.recipe.batch.global as u64;
+        let now = Instant::now();
+        let record = StepRecord {
+            step: numbers.step,
+            epoch: numbers.step as f64 / plan.steps_per_epoch as f64,
+            loss: numbers.loss as f32,
+            lr: numbers.lr,
+            grad_norm: numbers.grad_norm as f32,
+            images: numbers.step * images,
+            parts: std::collections::BTreeMap::new(),
+            time_s: (now - self.started).as_secs_f64(),
+            images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),
+        };
+        self.last = now;
+        self.metrics.append(&record)?;
+        self.events.append(&record, SystemTime::now())?;
+        if let Some(progress) = &mut self.progress {
+            progress.step(&record, images);
+        }
+        Ok(())
+    }
+
+    /// Puts what was logged on disk, before a checkpoint that goes on from here.
+    pub(super) fn sync(&self) -> Result<(), EngineError> {
+        Ok(self.metrics.sync()?)
+    }
+
+    /// Clears the progress bar.
+    pub(super) fn finish(self) {
+        if let Some(progress) = self.progress {
+            progress.finish();
+        }
+    }
+}

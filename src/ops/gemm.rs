@@ -1,0 +1,132 @@
+//! Matrix products over slices.
+
+/// A matrix in a slice: element `(r, c)` is at `r * row_stride + c * column_stride`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A row-major matrix whose rows follow each other.
+    pub(super) fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self::with_stride(values, rows, columns, columns)
+    }
+
+    /// A row-major matrix whose rows start `row_stride` apart.
+    pub(super) fn with_stride(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        let matrix = Self { values, rows, columns, row_stride, column_stride: 1 };
+        assert!(matrix.end() <= values.len(), "matrix of {rows} x {columns} reaches past its slice");
+        matrix
+    }
+
+    /// The transposed matrix, same values.
+    pub(super) fn t(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// One past the last element.
+    fn end(&self) -> usize {
+        end(self.rows, self.columns, self.row_stride, self.column_stride)
+    }
+}
+
+fn end(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
+    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + (columns - 1) * column_stride + 1 }
+}
+
+/// Writes `a * b` (or adds it, with `accumulate`) to the row-major `out`, whose rows start `row_stride` apart.
+///
+/// Runs on the calling thread; the order of additions depends on the shapes and the machine type alone.
+///
+/// # Panics
+/// Panics if the inner sizes differ or `out` is too small.
+pub(super) fn matmul(out: &mut [f32], row_stride: usize, a: Matrix, b: Matrix, accumulate: bool) {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    assert_eq!(k, b.rows, "inner sizes of a matrix product differ");
+    assert!(n <= row_stride && end(m, n, row_stride, 1) <= out.len(), "matrix product does not fit its output");
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !accumulate {
+            out.chunks_mut(row_stride).take(m).for_each(|row| row[..n].fill(0.0));
+        }
+        return;
+    }
+    let stride = |s: usize| isize::try_from(s).expect("slices are no longer than isize::MAX");
+    // SAFETY: `Matrix::with_stride` (kept by `t`) and the assertion above bound every element that the three matrices
+    // touch, and `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
+    #[expect(unsafe_code)]
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            stride(row_stride),
+            accumulate,
+            a.values.as_ptr(),
+            stride(a.column_stride),
+            stride(a.row_stride),
+            b.values.as_ptr(),
+            stride(b.column_stride),
+            stride(b.row_stride),
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn naive(a: Matrix, b: Matrix, r: usize, c: usize) -> f64 {
+        let at = |m: Matrix, r: usize, c: usize| f64::from(m.values[r * m.row_stride + c * m.column_stride]);
+        (0..a.columns).map(|k| at(a, r, k) * at(b, k, c)).sum()
+    }
+
+    #[test]
+    fn products_of_awkward_shapes() {
+        for (m, n, k) in [(0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (5, 7, 3), (17, 33, 65), (1, 40, 9), (40, 1, 9)] {
+            let a = crate::ops::testing::values(m * k, 1);
+            let b = crate::ops::testing::values(n * k, 2);
+            let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).t());
+            let stride = n + 2;
+            let mut out = vec![1.0; m * stride];
+            matmul(&mut out, stride, a, b, false);
+            for r in 0..m {
+                for c in 0..n {
+                    assert!((f64::from(out[r * stride + c]) - naive(a, b, r, c)).abs() < 1e-5);
+                }
+                assert_eq!(out[r * stride + n..][..2], [1.0, 1.0], "writes past the row");
+            }
+            let before = out.clone();
+            matmul(&mut out, stride, a, b, true);
+            for (after, before) in out.iter().zip(&before) {
+                assert!((after - before).abs() < 1e-4 || (after - 2.0 * before).abs() < 1e-4);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "does not fit")]
+    fn output_too_small() {
+        matmul(&mut [0.0; 3], 2, Matrix::new(&[1.0; 2], 2, 1), Matrix::new(&[1.0; 2], 1, 2), false);
+    }
+}

@@ -1,0 +1,468 @@
+//! 3x3 convolution with stride 1 by Winograd's algorithm F(4x4, 3x3).
+//!
+//! Four outputs of a 3-tap filter need 6 products instead of 12 (Toom-Cook: evaluate both polynomials at six points, multiply,
+//! interpolate); nested in two dimensions, a 4x4 tile of the output needs 36 products per pair of channels instead of 144:
+//!
+//! ```text
+//! U = G w G^T        V = B^T d B        Y = A^T (U . V summed over channels) A
+//! ```
+//!
+//! where `d` is the 6x6 input tile that starts one pixel above and left of the output tile. The sums over channels are 36
+//! matrix products `M_q[tile, out] = V_q[tile, channel] U_q[out, channel]^T`. The backward pass is the same algorithm transposed:
+//!
+//! ```text
+//! dM = A dY A^T      dV = dM U      dd = B dV B^T, added where tiles overlap      dU = dM^T V      dw = G^T dU G
+//! ```
+//!
+//! The points are `0, +-5/8, +-3/2, infinity`: against the textbook's `0, +-1, +-2` they halve the rounding error
+//! (`points` in the tests has the comparison). For points `+-a, +-b` the matrices follow from `p(x) = x (x^2 - a^2) (x^2 - b^2)`: a row of
+//! `B^T` holds the coefficients of `p` without one root, `G` the powers of the point over that polynomial's value there, `A^T` the powers.
+//!
+//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", https://arxiv.org/abs/1509.09308.
+#![allow(clippy::doc_markdown, reason = "formulas")]
+
+use std::ops::Range;
+
+use super::bridge::buffer;
+use super::conv2d::Geometry;
+use super::gemm::{Matrix, matmul};
+use super::simd::{Octet, vectorized};
+
+/// Tiles per block (at least one line of tiles): what is transformed, multiplied and transformed back while in the cache.
+const BLOCK: usize = 128;
+/// Output pixels per tile and direction, input pixels, and products per tile.
+const OUT: usize = 4;
+const IN: usize = 6;
+const PLANES: usize = IN * IN;
+/// Values between two planes beyond their size, so that the planes of a tile do not fall on the same cache sets.
+const GAP: usize = 48;
+
+/// The interpolation points are 0, +-A, +-B and infinity.
+const A: f32 = 0.625;
+const B: f32 = 1.5;
+const A2: f32 = A * A;
+const B2: f32 = B * B;
+/// Values of `p` without one root, at that root.
+const NORM_0: f32 = A2 * B2;
+const NORM_A: f32 = 2.0 * A2 * (A2 - B2);
+const NORM_B: f32 = 2.0 * B2 * (B2 - A2);
+
+/// Tells whether the algorithm serves a convolution, and pays.
+pub(super) fn applies(g: &Geometry) -> bool {
+    let products = g.height.div_ceil(OUT) * g.width.div_ceil(OUT) * PLANES;
+    g.kernel == [3, 3]
+        && g.stride == [1, 1]
+        && g.padding == [1, 1]
+        && g.channels > 0
+        && g.channels.is_multiple_of(8)
+        && g.out_channels.is_multiple_of(8)
+        && products * 3 <= g.height * g.width * 9 * 2
+}
+
+/// `B^T d`
+#[inline(always)]
+fn input<T: Octet>(d: [T; 6]) -> [T; 6] {
+    let even_a = d[4].add_scaled(-B2, d[2]);
+    let odd_a = d[3].add_scaled(-B2, d[1]).scale(A);
+    let even_b = d[4].add_scaled(-A2, d[2]);
+    let odd_b = d[3].add_scaled(-A2, d[1]).scale(B);
+    [
+        d[4].add_scaled(-(A2 + B2), d[2]).add_scaled(A2 * B2, d[0]),
+        even_a.add(odd_a),
+        even_a.sub(odd_a),
+        even_b.add(odd_b),
+        even_b.sub(odd_b),
+        d[5].add_scaled(-(A2 + B2), d[3]).add_scaled(A2 * B2, d[1]),
+    ]
+}
+
+/// `B v`
+#[inline(always)]
+fn input_transposed<T: Octet>(v: [T; 6]) -> [T; 6] {
+    let (sum_a, diff_a) = (v[1].add(v[2]), v[1].sub(v[2]));
+    let (sum_b, diff_b) = (v[3].add(v[4]), v[3].sub(v[4]));
+    [
+        v[0].scale(A2 * B2),
+        v[5].scale(A2 * B2).add_scaled(-A * B2, diff_a).add_scaled(-B * A2, diff_b),
+        v[0].scale(-(A2 + B2)).add_scaled(-B2, sum_a).add_scaled(-A2, sum_b),
+        v[5].scale(-(A2 + B2)).add_scaled(A, diff_a).add_scaled(B, diff_b),
+        v[0].add(sum_a).add(sum_b),
+        v[5],
+    ]
+}
+
+/// `A^T m`
+#[inline(always)]
+fn output<T: Octet>(m: [T; 6]) -> [T; 4] {
+    let (sum_a, diff_a) = (m[1].add(m[2]), m[1].sub(m[2]));
+    let (sum_b, diff_b) = (m[3].add(m[4]), m[3].sub(m[4]));
+    [
+        m[0].add(sum_a).add(sum_b),
+        diff_a.scale(A).add_scaled(B, diff_b),
+        sum_a.scale(A2).add_scaled(B2, sum_b),
+        m[5].add_scaled(A2 * A, diff_a).add_scaled(B2 * B, diff_b),
+    ]
+}
+
+/// `A y`
+#[inline(always)]
+fn output_transposed<T: Octet>(y: [T; 4]) -> [T; 6] {
+    let even_a = y[0].add_scaled(A2, y[2]);
+    let odd_a = y[1].scale(A).add_scaled(A2 * A, y[3]);
+    let even_b = y[0].add_scaled(B2, y[2]);
+    let odd_b = y[1].scale(B).add_scaled(B2 * B, y[3]);
+    [y[0], even_a.add(odd_a), even_a.sub(odd_a), even_b.add(odd_b), even_b.sub(odd_b), y[3]]
+}
+
+/// `G w`
+#[inline(always)]
+fn filter<T: Octet>(w: [T; 3]) -> [T; 6] {
+    let even_a = w[0].scale(1.0 / NORM_A).add_scaled(A2 / NORM_A, w[2]);
+    let even_b = w[0].scale(1.0 / NORM_B).add_scaled(B2 / NORM_B, w[2]);
+    let (odd_a, odd_b) = (w[1].scale(A / NORM_A), w[1].scale(B / NORM_B));
+    [w[0].scale(1.0 / NORM_0), even_a.add(odd_a), even_a.sub(odd_a), even_b.add(odd_b), even_b.sub(odd_b), w[2]]
+}
+
+/// `G^T u`
+#[inline(always)]
+fn filter_transposed<T: Octet>(u: [T; 6]) -> [T; 3] {
+    let (sum_a, diff_a) = (u[1].add(u[2]), u[1].sub(u[2]));
+    let (sum_b, diff_b) = (u[3].add(u[4]), u[3].sub(u[4]));
+    [
+        u[0].scale(1.0 / NORM_0).add_scaled(1.0 / NORM_A, sum_a).add_scaled(1.0 / NORM_B, sum_b),
+        diff_a.scale(A / NORM_A).add_scaled(B / NORM_B, diff_b),
+        u[5].add_scaled(A2 / NORM_A, sum_a).add_scaled(B2 / NORM_B, sum_b),
+    ]
+}
+
+/// Sizes of the tiling, and the channels of the tensor that is being transformed.
+#[derive(Clone, Copy)]
+struct Tiles {
+    height: usize,
+    width: usize,
+    channels: usize,
+    down: usize,
+    across: usize,
+}
+
+impl Tiles {
+    fn new(g: &Geometry, channels: usize) -> Self {
+        let (down, across) = (g.height.div_ceil(OUT), g.width.div_ceil(OUT));
+        Self { height: g.height, width: g.width, channels, down, across }
+    }
+
+    /// Values between two planes for so many lines of tiles.
+    fn plane(&self, lines: usize) -> usize {
+        lines * self.across * self.channels + GAP
+    }
+
+    /// Where pixel `(y, x)` of an image starts.
+    fn pixel(&self, image: usize, y: usize, x: usize) -> usize {
+        ((image * self.height + y) * self.width + x) * self.channels
+    }
+
+    /// The part of `0..size` that a tile covers which starts at `first - margin` and is `len` long: the first covered
+    /// position, and the range within the tile.
+    fn clip(first: usize, margin: usize, len: usize, size: usize) -> (usize, Range<usize>) {
+        let before = margin.saturating_sub(first);
+        let start = (first + before).saturating_sub(margin);
+        (start, before..len.min((size + margin).saturating_sub(first)).max(before))
+    }
+
+    /// Calls `each(image, tile row, tile column, offset in a plane)` for the tiles of some lines.
+    #[inline(always)]
+    fn each(&self, lines: Range<usize>, mut each: impl FnMut(usize, usize, usize, usize)) {
+        let mut at = 0;
+        for line in lines {
+            for column in 0..self.across {
+                each(line / self.down, line % self.down, column, at);
+                at += self.channels;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn load<T: Octet>(from: &[f32], at: usize) -> T {
+    T::load(from[at..].first_chunk().expect("channels are a multiple of 8"))
+}
+
+#[inline(always)]
+fn store<T: Octet>(value: T, to: &mut [f32], at: usize) {
+    value.store(to[at..].first_chunk_mut().expect("channels are a multiple of 8"));
+}
+
+/// `x -> V = B^T d B`
+#[inline(always)]
+fn transform_input<T: Octet>(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
+    t.each(lines, |image, row, column, at| {
+        let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
+        let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
+        for channel in (0..t.channels).step_by(8) {
+            let mut half = [[T::zero(); IN]; IN]; // [column][row frequency]
+            for s in columns.clone() {
+                let mut from = t.pixel(image, y0, x0 + s - columns.start) + channel;
+                let mut d = [T::zero(); IN];
+                for r in rows.clone() {
+                    d[r] = load(x, from);
+                    from += t.width * t.channels;
+                }
+                half[s] = input(d);
+            }
+            let mut to = at + channel;
+            for r in 0..IN {
+                for value in input([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]) {
+                    store(value, v, to);
+                    to += plane;
+                }
+            }
+        }
+    });
+}
+
+/// `dV -> dx += B dV B^T`; clears an image when it comes to its first line.
+#[inline(always)]
+fn transform_input_back<T: Octet>(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
+    t.each(lines, |image, row, column, at| {
+        if row == 0 && column == 0 {
+            dx[t.pixel(image, 0, 0)..t.pixel(image + 1, 0, 0)].fill(0.0);
+        }
+        let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
+        let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
+        for channel in (0..t.channels).step_by(8) {
+            let half = columns_of(v, plane, at + channel, input_transposed::<T>); // [column frequency][row]
+            for r in rows.clone() {
+                let d = input_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+                let mut to = t.pixel(image, y0 + r - rows.start, x0) + channel;
+                for s in columns.clone() {
+                    store(load::<T>(dx, to).add(d[s]), dx, to);
+                    to += t.channels;
+                }
+            }
+        }
+    });
+}
+
+/// `M -> y = A^T M A`
+#[inline(always)]
+fn transform_output<T: Octet>(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
+    t.each(lines, |image, row, column, at| {
+        let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
+        let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
+        for channel in (0..t.channels).step_by(8) {
+            let half = columns_of(m, plane, at + channel, output::<T>); // [column frequency][row]
+            for r in rows.clone() {
+                let d = output([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+                let mut to = t.pixel(image, y0 + r, x0) + channel;
+                for s in columns.clone() {
+                    store(d[s], y, to);
+                    to += t.channels;
+                }
+            }
+        }
+    });
+}
+
+/// `dy -> dM = A dy A^T`
+#[inline(always)]
+fn transform_output_back<T: Octet>(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
+    t.each(lines, |image, row, column, at| {
+        let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
+        let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
+        for channel in (0..t.channels).step_by(8) {
+            let mut half = [[T::zero(); IN]; OUT]; // [column][row frequency]
+            for s in columns.clone() {
+                let mut from = t.pixel(image, y0, x0 + s) + channel;
+                let mut d = [T::zero(); OUT];
+                for r in rows.clone() {
+                    d[r] = load(dy, from);
+                    from += t.width * t.channels;
+                }
+                half[s] = output_transposed(d);
+            }
+            let mut to = at + channel;
+            for r in 0..IN {
+                for value in output_transposed([half[0][r], half[1][r], half[2][r], half[3][r]]) {
+                    store(value, m, to);
+                    to += plane;
+                }
+            }
+        }
+    });
+}
+
+/// Reads the 36 values of a tile and transforms its columns.
+#[inline(always)]
+fn columns_of<T: Octet, const N: usize>(
+    planes: &[f32],
+    plane: usize,
+    at: usize,
+    transform: impl Fn([T; IN]) -> [T; N],
+) -> [[T; N]; IN] {
+    let mut half = [[T::zero(); N]; IN];
+    for (s, half) in half.iter_mut().enumerate() {
+        let mut d = [T::zero(); IN];
+        let mut from = at + s * plane;
+        for value in &mut d {
+            *value = load(planes, from);
+            from += IN * plane;
+        }
+        *half = transform(d);
+    }
+    half
+}
+
+/// `w -> U = G w G^T` for each pair of channels; planes `[out, channel]`.
+#[inline(always)]
+fn transform_filter<T: Octet>(w: &[f32], u: &mut [f32], plane: usize) {
+    for (octet, w) in w.chunks_exact(72).enumerate() {
+        let mut taps = [[0.0f32; 8]; 9]; // eight channels side by side
+        for (lane, w) in w.chunks_exact(9).enumerate() {
+            for (tap, value) in w.iter().enumerate() {
+                taps[tap][lane] = *value;
+            }
+        }
+        let column = |s: usize| filter([T::load(&taps[s]), T::load(&taps[3 + s]), T::load(&taps[6 + s])]);
+        let half: [[T; IN]; 3] = [column(0), column(1), column(2)];
+        let mut to = octet * 8;
+        for r in 0..IN {
+            for value in filter([half[0][r], half[1][r], half[2][r]]) {
+                store(value, u, to);
+                to += plane;
+            }
+        }
+    }
+}
+
+/// `dU -> dw = G^T dU G`
+#[inline(always)]
+fn transform_filter_back<T: Octet>(u: &[f32], plane: usize, dw: &mut [f32]) {
+    for (octet, w) in dw.chunks_exact_mut(72).enumerate() {
+        let half = columns_of(u, plane, octet * 8, filter_transposed::<T>);
+        let mut taps = [[0.0f32; 8]; 9];
+        for r in 0..3 {
+            let values = filter_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+            for (s, value) in values.into_iter().enumerate() {
+                value.store(&mut taps[r * 3 + s]);
+            }
+        }
+        for (lane, w) in w.chunks_exact_mut(9).enumerate() {
+            for (tap, value) in w.iter_mut().enumerate() {
+                *value = taps[tap][lane];
+            }
+        }
+    }
+}
+
+/// Calls a generic transform with the register type of this instruction set.
+macro_rules! with_octet {
+    ($fma:ident, $transform:ident($($arg:expr),*)) => {{
+        #[cfg(target_arch = "x86_64")]
+        if $fma {
+            return $transform::<std::arch::x86_64::__m256>($($arg),*);
+        }
+        $transform::<[f32; 8]>($($arg),*);
+    }};
+}
+
+vectorized! {
+    fn input_to_v(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
+        with_octet!(FMA, transform_input(x, t, lines, v, plane));
+    }
+    fn dv_to_input(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
+        with_octet!(FMA, transform_input_back(v, plane, t, lines, dx));
+    }
+    fn m_to_output(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
+        with_octet!(FMA, transform_output(m, plane, t, lines, y));
+    }
+    fn output_to_dm(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
+        with_octet!(FMA, transform_output_back(dy, t, lines, m, plane));
+    }
+    fn filter_to_u(w: &[f32], u: &mut [f32], plane: usize) {
+        with_octet!(FMA, transform_filter(w, u, plane));
+    }
+    fn du_to_filter(u: &[f32], plane: usize, dw: &mut [f32]) {
+        with_octet!(FMA, transform_filter_back(u, plane, dw));
+    }
+}
+
+/// The 36 transformed filters, `[out, channels]` each.
+fn filters(weight: &[f32], g: &Geometry) -> (Vec<f32>, usize) {
+    let plane = g.out_channels * g.channels + GAP;
+    let mut u = buffer(PLANES * plane);
+    filter_to_u(weight, &mut u, plane);
+    (u, plane)
+}
+
+/// Lines of tiles per block, and the blocks.
+fn blocks(g: &Geometry, tiles: &Tiles) -> (usize, impl Iterator<Item = Range<usize>>) {
+    let lines = g.batch * tiles.down;
+    let step = (BLOCK / tiles.across).clamp(1, lines.max(1));
+    (step, (0..lines).step_by(step).map(move |start| start..(start + step).min(lines)))
+}
+
+/// Computes the convolution of `x` `[batch, h, w, channels]` with `weight` `[out, channels, 3, 3]`.
+pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
+    let (tiles_in, tiles_out) = (Tiles::new(g, g.channels), Tiles::new(g, g.out_channels));
+    let (u, plane_u) = filters(weight, g);
+    let (step, blocks) = blocks(g, &tiles_in);
+    let (plane_v, plane_m) = (tiles_in.plane(step), tiles_out.plane(step));
+    let (mut v, mut m) = (buffer(PLANES * plane_v), buffer(PLANES * plane_m));
+    let mut y = buffer(g.pixels() * g.out_channels);
+    for lines in blocks {
+        let tiles = lines.len() * tiles_in.across;
+        input_to_v(x, tiles_in, lines.clone(), &mut v, plane_v);
+        for q in 0..PLANES {
+            let v = Matrix::new(&v[q * plane_v..], tiles, g.channels);
+            let u = Matrix::new(&u[q * plane_u..], g.out_channels, g.channels);
+            matmul(&mut m[q * plane_m..], g.out_channels, v, u.t(), false);
+        }
+        m_to_output(&m, plane_m, tiles_out, lines, &mut y);
+    }
+    y
+}
+
+/// Computes the gradients of input and weight, as far as they are wanted.
+pub(super) fn backward(
+    x: &[f32],
+    weight: &[f32],
+    dy: &[f32],
+    g: &Geometry,
+    want_dx: bool,
+    want_dw: bool,
+) -> (Option<Vec<f32>>, Option<Vec<f32>>) {
+    let (tiles_in, tiles_out) = (Tiles::new(g, g.channels), Tiles::new(g, g.out_channels));
+    let (step, blocks) = blocks(g, &tiles_in);
+    let (plane_v, plane_m) = (tiles_in.plane(step), tiles_out.plane(step));
+    let (mut v, mut m) = (buffer(PLANES * plane_v), buffer(PLANES * plane_m));
+    let u = want_dx.then(|| filters(weight, g));
+    let mut dx = want_dx.then(|| buffer(x.len()));
+    let plane_du = weight.len() / 9 + GAP;
+    let mut du = want_dw.then(|| vec![0.0; PLANES * plane_du]);
+    for lines in blocks {
+        let tiles = lines.len() * tiles_in.across;
+        output_to_dm(dy, tiles_out, lines.clone(), &mut m, plane_m);
+        if let Some(du) = &mut du {
+            input_to_v(x, tiles_in, lines.clone(), &mut v, plane_v);
+            for q in 0..PLANES {
+                let m = Matrix::new(&m[q * plane_m..], tiles, g.out_channels);
+                let v = Matrix::new(&v[q * plane_v..], tiles, g.channels);
+                matmul(&mut du[q * plane_du..], g.channels, m.t(), v, true);
+            }
+        }
+        if let (Some((u, plane_u)), Some(dx)) = (&u, &mut dx) {
+            for q in 0..PLANES {
+                let m = Matrix::new(&m[q * plane_m..], tiles, g.out_channels);
+                let u = Matrix::new(&u[q * plane_u..], g.out_channels, g.channels);
+                matmul(&mut v[q * plane_v..], g.channels, m, u, false);
+            }
+            dv_to_input(&v, plane_v, tiles_in, lines, dx);
+        }
+    }
+    let dw = du.map(|du| {
+        let mut dw = buffer(weight.len());
+        du_to_filter(&du, plane_du, &mut dw);
+        dw
+    });
+    (dx, dw)
+}

@@ -1,0 +1,74 @@
+//! Gradient clipping.
+
+use super::norm::norm;
+use super::params::ParamSpec;
+
+/// Added to a norm before dividing by it: torch's `clip_grad_norm_` and DINO's `clip_gradients`.
+const EPSILON: f64 = 1e-6;
+
+/// Scales the whole gradient so that its norm is at most `max_norm`, and returns the norm before.
+///
+/// torch's `clip_grad_norm_`: the factor is `max_norm / (norm + 1e-6)`, at most 1. Deviations: the norm is taken of the flat vector in
+/// `f64`, and when it isn't finite the gradient stays as it is; the caller sees the norm and stops.
+pub fn clip_global_norm(gradients: &mut [f32], max_norm: f64) -> f64 {
+    let norm = norm(gradients);
+    scale_down(gradients, norm, max_norm);
+    norm
+}
+
+/// Scales the gradient of each parameter on its own so that its norm is at most `max_norm`.
+///
+/// DINO's `clip_gradients` (Caron et al., 2021, <https://arxiv.org/abs/2104.14294>, released `utils.py`): directions between parameters change.
+///
+/// # Panics
+/// If a parameter lies beyond the end of `gradients`.
+pub fn clip_each_norm(gradients: &mut [f32], specs: &[ParamSpec], max_norm: f64) {
+    for spec in specs {
+        let gradient = &mut gradients[spec.range()];
+        scale_down(gradient, norm(gradient), max_norm);
+    }
+}
+
+fn scale_down(values: &mut [f32], norm: f64, max_norm: f64) {
+    let factor = max_norm / (norm + EPSILON);
+    if norm.is_finite() && factor < 1.0 {
+        let factor = factor as f32;
+        for value in values {
+            *value *= factor;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_gradients_become_max_norm_and_short_ones_stay() {
+        let mut gradients = [3.0, 0.0, 4.0];
+        assert_eq!(clip_global_norm(&mut gradients, 1.0), 5.0);
+        assert!((norm(&gradients) - 1.0).abs() < 1e-6);
+        let before = gradients;
+        assert!(clip_global_norm(&mut gradients, 2.0) < 1.1);
+        assert_eq!(gradients, before);
+    }
+
+    #[test]
+    fn each_parameter_is_clipped_on_its_own() {
+        let specs = ParamSpec::layout([("a".to_owned(), vec![2]), ("b".to_owned(), vec![2])]);
+        let mut gradients = [30.0, 40.0, 0.3, 0.4];
+        clip_each_norm(&mut gradients, &specs, 1.0);
+        assert!((norm(&gradients[..2]) - 1.0).abs() < 1e-6);
+        assert_eq!(gradients[2..], [0.3, 0.4]);
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_visible() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut gradients = [1.0, bad];
+            assert!(!clip_global_norm(&mut gradients, 0.5).is_finite());
+            assert_eq!(gradients[0], 1.0);
+            assert!(!gradients[1].is_finite());
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Collective operations, and ranks as threads of this process.
+
+use std::any::Any;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::tree::{Node, TreeSum, share};
+
+/// Another rank failed, so this one cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stopped because {reason}")]
+pub struct Aborted {
+    /// What the failing rank said.
+    pub reason: String,
+}
+
+/// What ranks do together. Every rank calls the same operations in the same order.
+///
+/// Every operation returns [`Aborted`] once any rank has called [`Collective::abort`]; none waits for a rank that is gone.
+pub trait Collective: Send {
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn world_size(&self) -> usize;
+
+    /// Returns the values of all ranks, in rank order; lengths may differ.
+    ///
+    /// # Errors
+    /// When a rank has failed.
+    fn all_gather(&self, values: Vec<f32>) -> Result<Vec<f32>, Aborted>;
+
+    /// Same in double precision, for sums and counts.
+    ///
+    /// # Errors
+    /// When a rank has failed.
+    fn all_gather_f64(&self, values: Vec<f64>) -> Result<Vec<f64>, Aborted>;
+
+    /// Finishes the canonical tree over `leaves` micro-batches from the complete nodes of every rank; all ranks get the total.
+    ///
+    /// # Errors
+    /// When a rank has failed.
+    fn all_reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Vec<f32>, Aborted>;
+
+    /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
+    fn abort(&self, reason: &str);
+}
+
+/// A rank that is a thread of this process.
+#[derive(Debug)]
+pub struct ThreadRank {
+    rank: usize,
+    world: Arc<World>,
+}
+
+#[derive(Debug)]
+struct World {
+    size: usize,
+    state: Mutex<Exchange>,
+    changed: Condvar,
+}
+
+/// One exchange at a time: ranks deposit, the last one publishes, all collect; then the next may start.
+#[derive(Debug)]
+struct Exchange {
+    deposits: Vec<Option<Arc<dyn Any + Send + Sync>>>,
+    published: Option<Vec<Arc<dyn Any + Send + Sync>>>,
+    collected: usize,
+    aborted: Option<Aborted>,
+}
+
+impl World {
+    fn lock(&self) -> MutexGuard<'_, Exchange> {
+        // a panicking rank aborts the world in its own words; the state itself is always consistent
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready`, or until a rank has failed.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, Exchange>,
+        ready: fn(&Exchange) -> bool,
+    ) -> Result<MutexGuard<'a, Exchange>, Aborted> {
+        let waiting = |state: &mut Exchange| state.aborted.is_none() && !ready(state);
+        let state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
+        match &state.aborted {
+            Some(aborted) => Err(aborted.clone()),
+            None => Ok(state),
+        }
+    }
+}
+
+impl ThreadRank {
+    /// Makes the ranks of one world.
+    #[must_use]
+    pub fn world(size: usize) -> Vec<Self> {
+        let state = Exchange { deposits: vec![None; size], published: None, collected: 0, aborted: None };
+        let world = Arc::new(World { size, state: Mutex::new(state), changed: Condvar::new() });
+        (0..size).map(|rank| Self { rank, world: Arc::clone(&world) }).collect()
+    }
+
+    /// Gives every rank the values of all, in rank order, without copying them.
+    fn exchange<T: Send + Sync + 'static>(&self, value: T) -> Result<Vec<Arc<T>>, Aborted> {
+        let world = &*self.world;
+        // the previous exchange must have been collected by everyone
+        let mut state = world.wait(world.lock(), |state| state.published.is_none())?;
+        state.deposits[self.rank] = Some(Arc::new(value));
+        if state.deposits.iter().all(Option::is_some) {
+            state.published = Some(state.deposits.iter_mut().filter_map(Option::take).collect());
+            world.changed.notify_all();
+        }
+        let mut state = world.wait(state, |state| state.published.is_some())?;
+        let values = state.published.clone().unwrap_or_default();
+        state.collected += 1;
+        if state.collected == world.size {
+            state.collected = 0;
+            state.published = None;
+            world.changed.notify_all();
+        }
+        drop(state);
+        let typed = values.into_iter().map(|value| value.downcast::<T>().expect("ranks call the same operation"));
+        Ok(typed.collect())
+    }
+
+    fn gather<T: Clone + Send + Sync + 'static>(&self, values: Vec<T>) -> Result<Vec<T>, Aborted> {
+        if self.world.size == 1 {
+            return Ok(values);
+        }
+        Ok(self.exchange(values)?.iter().flat_map(|part| part.iter().cloned()).collect())
+    }
+}
+
+impl Collective for ThreadRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world.size
+    }
+
+    fn all_gather(&self, values: Vec<f32>) -> Result<Vec<f32>, Aborted> {
+        self.gather(values)
+    }
+
+    fn all_gather_f64(&self, values: Vec<f64>) -> Result<Vec<f64>, Aborted> {
+        self.gather(values)
+    }
+
+    fn all_reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Vec<f32>, Aborted> {
+        let finish = |nodes: &mut dyn Iterator<Item = Node<f32>>| {
+            let mut sum = TreeSum::new(leaves);
+            nodes.for_each(|node| sum.push(node));
+            sum.finish()
+        };
+        if self.world.size == 1 {
+            return Ok(finish(&mut nodes.into_iter()));
+        }
+        // each rank adds up its share of the elements, then the shares are put together
+        let length = nodes.first().map_or(0, |node| node.values.len());
+        let mine = share(length, self.rank, self.world.size);
+        let all = self.exchange(nodes)?;
+        let parts = all.iter().flat_map(|nodes| nodes.iter());
+        let cut = |node: &Node<f32>| Node { values: node.values[mine.clone()].to_vec(), ..*node };
+        let reduced = finish(&mut parts.map(cut));
+        self.gather(reduced)
+    }
+
+    fn abort(&self, reason: &str) {
+        let mut state = self.world.lock();
+        if state.aborted.is_none() {
+            state.aborted = Some(Aborted { reason: reason.to_owned() });
+        }
+        drop(state);
+        self.world.changed.notify_all();
+    }
+}
+
+/// Runs `work` on `size` rank threads, each inside a compute pool of one thread, and returns the results in rank order.
+///
+/// A rank that returns an error or panics aborts the others; the error that came first is returned, never an [`Aborted`] that it caused.
+///
+/// # Errors
+/// The first error of any rank; a panic becomes an error through `panicked`.
+pub fn run_ranks<R: Send, E: Send + std::fmt::Display>(
+    size: usize,
+    panicked: impl Fn(usize, String) -> E + Sync,
+    work: impl Fn(ThreadRank) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let first: Mutex<Option<E>> = Mutex::new(None);
+    let results: Vec<Option<R>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ThreadRank::world(size)
+            .into_iter()
+            .map(|rank| {
+                let (first, panicked, work) = (&first, &panicked, &work);
+                let run = move || {
+                    let number = rank.rank;
+                    let world = ThreadRank { rank: number, world: Arc::clone(&rank.world) };
+                    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_pool_of_one(|| work(rank))));
+                    let error = match outcome {
+                        Ok(Ok(result)) => return Some(result),
+                        Ok(Err(error)) => error,
+                        Err(payload) => panicked(number, panic_text(payload.as_ref())),
+                    };
+                    let reason = format!("rank {number} failed: {error}");
+                    let mut slot = first.lock().unwrap_or_else(PoisonError::into_inner);
+                    slot.get_or_insert(error);
+                    drop(slot);
+                    world.abort(&reason);
+                    None
+                };
+                scope.spawn(run)
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+    });
+    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// burn's CPU backend splits work over the current rayon pool; ranks are our way to use cores, so each computes alone.
+fn in_pool_of_one<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    match rayon::ThreadPoolBuilder::new().num_threads(1).build() {
+        Ok(pool) => pool.install(work),
+        // without a second thread the global pool serves; results are the same
+        Err(_) => work(),
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<R: Send>(size: usize, work: impl Fn(ThreadRank) -> Result<R, String> + Sync) -> Result<Vec<R>, String> {
+        run_ranks(size, |rank, text| format!("rank {rank} panicked: {text}"), work)
+    }
+
+    #[test]
+    fn gathers_in_rank_order_again_and_again() {
+        let all = run(3, |rank| {
+            let mut seen = Vec::new();
+            for round in 0..50 {
+                let mine = vec![rank.rank() as f32 + round as f32; rank.rank() + 1];
+                seen.push(rank.all_gather(mine).map_err(|e| e.to_string())?);
+            }
+            Ok(seen)
+        })
+        .unwrap();
+        for seen in &all {
+            for (round, values) in seen.iter().enumerate() {
+                let r = round as f32;
+                assert_eq!(values, &[r, r + 1.0, r + 1.0, r + 2.0, r + 2.0, r + 2.0]);
+            }
+        }
+    }
+
+    #[test]
+    fn reduces_to_the_same_bits_on_any_number_of_ranks() {
+        let leaf = |i: usize| (0..17).map(|j| 1.0 / ((i * 31 + j * 7 + 1) as f32)).collect::<Vec<_>>();
+        for leaves in [1, 5, 8, 12] {
+            let totals: Vec<Vec<f32>> = (1..=leaves.min(6))
+                .map(|size| {
+                    let work = |rank: ThreadRank| {
+                        let mut sum = TreeSum::new(leaves);
+                        share(leaves, rank.rank(), size).for_each(|i| sum.push_leaf(i, leaf(i)));
+                        rank.all_reduce(leaves, sum.into_nodes()).map_err(|e| e.to_string())
+                    };
+                    let mut all = run(size, work).unwrap();
+                    all.dedup();
+                    assert_eq!(all.len(), 1, "all ranks agree");
+                    all.remove(0)
+                })
+                .collect();
+            assert!(totals.windows(2).all(|pair| pair[0] == pair[1]), "{leaves} leaves");
+        }
+    }
+
+    #[test]
+    fn a_failing_rank_ends_the_others_and_its_own_error_is_told() {
+        for how in ["error", "panic"] {
+            let result = run(4, |rank| {
+                if rank.rank() == 2 {
+                    assert!(how == "error", "on purpose");
+                    return Err("bad image".to_owned());
+                }
+                rank.all_gather(vec![1.0]).map_err(|e| e.to_string())
+            });
+            let expected = if how == "error" { "bad image" } else { "rank 2 panicked: on purpose" };
+            assert_eq!(result.unwrap_err(), expected);
+        }
+    }
+}

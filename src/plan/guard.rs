@@ -1,0 +1,90 @@
+//! Guards: what is likely to disappoint, with the reason and what to do instead.
+
+use std::fmt;
+
+use super::Plan;
+use crate::recipe::plural;
+
+/// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
+const FEW_IMAGES: usize = 1_000_000;
+/// Below this many steps an epoch, warm-up and cosine are coarse and epochs-based settings lose their meaning.
+const FEW_STEPS: u64 = 10;
+
+/// Something the user should know before a run starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Stable code.
+    pub code: &'static str,
+    /// What is so, and why it matters.
+    pub message: String,
+    /// What to do instead, a line each.
+    pub advice: Vec<String>,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "warning[{}]: {}", self.code, self.message)?;
+        self.advice.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+pub(super) fn warnings(plan: &Plan, cores: usize) -> Vec<Warning> {
+    [few_images(plan), few_steps(plan), large_batch(plan), crowded(plan, cores)].into_iter().flatten().collect()
+}
+
+fn few_images(plan: &Plan) -> Option<Warning> {
+    let images = plan.data.images;
+    (images < FEW_IMAGES).then(|| Warning {
+        code: "W001",
+        message: format!(
+            "{images} images, fewer than {FEW_IMAGES}: pretraining from scratch on so few rarely beats a foundation model's features"
+        ),
+        // No command of ours fine-tunes or continues a foundation checkpoint yet, so none is named here.
+        advice: vec![
+            "for a result rather than an experiment, start from a foundation checkpoint; in Python:".to_owned(),
+            "  pip install timm".to_owned(),
+            "  python -c \"import timm; timm.create_model('vit_small_patch14_dinov2.lvd142m', pretrained=True, num_classes=0)\""
+                .to_owned(),
+            "and train a linear or kNN classifier on its features; autodidact cannot load such a checkpoint yet".to_owned(),
+        ],
+    })
+}
+
+fn few_steps(plan: &Plan) -> Option<Warning> {
+    let steps = plan.steps_per_epoch;
+    (steps < FEW_STEPS).then(|| Warning {
+        code: "W002",
+        message: format!("{} an epoch, fewer than {FEW_STEPS}: few updates for the images seen", plural(steps, "step")),
+        advice: vec![format!(
+            "use a smaller `batch.global` (at most {} makes {FEW_STEPS} steps) or more epochs",
+            (plan.data.images / FEW_STEPS as usize).max(1)
+        )],
+    })
+}
+
+fn large_batch(plan: &Plan) -> Option<Warning> {
+    let (global, images) = (plan.recipe.batch.global, plan.data.images);
+    let left_out = images % global;
+    (left_out * 10 > images).then(|| Warning {
+        code: "W003",
+        message: format!(
+            "each epoch leaves out {left_out} of {images} images, those that do not fill a batch of {global}"
+        ),
+        advice: vec![
+            "others each epoch, so that all are seen in a long run; a smaller `batch.global` leaves out fewer"
+                .to_owned(),
+        ],
+    })
+}
+
+fn crowded(plan: &Plan, cores: usize) -> Option<Warning> {
+    (plan.ranks > cores).then(|| Warning {
+        code: "W004",
+        message: format!(
+            "{} ranks on {}: the result is the same, but it takes longer",
+            plan.ranks,
+            plural(cores, "core")
+        ),
+        advice: vec![format!("use `--ranks {cores}` or `--ranks auto`")],
+    })
+}

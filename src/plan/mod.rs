@@ -1,0 +1,254 @@
+//! The plan: what will happen. Everything a run needs to know is computed here, once, before the first image is decoded.
+
+mod digest;
+mod guard;
+mod show;
+
+pub use digest::{Difference, FolderError};
+pub use guard::Warning;
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::model::BackboneConfig;
+use crate::optim::LrScaling;
+use crate::recipe::{Problem, Recipe, plural, vit_sizes};
+
+/// A recipe, resolved for a data set and a machine.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The recipe with its defaults resolved; running it again gives the same bits.
+    pub recipe: Recipe,
+    /// Name of the run and of its folder.
+    pub name: String,
+    /// The data set.
+    pub data: DataFacts,
+    /// Steps of one epoch; the images that do not fill a batch are left out, others each epoch.
+    pub steps_per_epoch: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps of the warm-up.
+    pub warmup_steps: u64,
+    /// Learning rate after the warm-up.
+    pub lr: f64,
+    /// Learning rate at the end.
+    pub min_lr: f64,
+    /// How `lr` follows from the recipe.
+    pub lr_rule: String,
+    /// Micro-batches of one step, over all ranks.
+    pub micro_batches: usize,
+    /// Rank threads.
+    pub ranks: usize,
+    /// Loader threads.
+    pub workers: usize,
+    /// What it runs on, in words.
+    pub device: String,
+    /// Trainable parameters; filled in when the network has been built.
+    pub parameters: Option<usize>,
+    /// What the user should know before it starts.
+    pub warnings: Vec<Warning>,
+    digest: String,
+}
+
+/// What is known about a data set before training.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFacts {
+    /// Images that the run may use.
+    pub images: usize,
+    /// Classes, if the images are labelled.
+    pub classes: Option<usize>,
+    /// Where they come from, in words.
+    pub description: String,
+    /// Digest of what the images are, the same wherever they lie.
+    pub fingerprint: String,
+}
+
+/// What the command line and the machine add to a recipe. None of it changes a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Name of the run, if the recipe has none.
+    pub name: String,
+    /// Number of ranks.
+    pub ranks: Ranks,
+    /// Cores of the machine.
+    pub cores: usize,
+    /// What the run will compute on, in words.
+    pub device: String,
+}
+
+/// A number of ranks, as typed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ranks {
+    /// As many as there are cores, at most one for each micro-batch.
+    #[default]
+    Auto,
+    /// This many.
+    Count(usize),
+}
+
+impl FromStr for Ranks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "auto" => Ok(Self::Auto),
+            Ok(count) if count >= 1 => Ok(Self::Count(count)),
+            _ => Err("write a whole number from 1, or `auto`".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Count(count) => write!(f, "{count}"),
+        }
+    }
+}
+
+impl Plan {
+    /// Resolves a recipe.
+    ///
+    /// # Errors
+    /// With everything that does not fit: the recipe's own problems ([`Recipe::check`]), or batch, duration and ranks that
+    /// do not fit the data.
+    pub fn new(mut recipe: Recipe, mut data: DataFacts, request: &Request) -> Result<Self, Vec<Problem>> {
+        let problems = recipe.check();
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let name = recipe.name.get_or_insert_with(|| request.name.clone()).clone();
+        if let BackboneConfig::Vit(vit) = &mut recipe.backbone {
+            let (dim, depth, heads) = vit_sizes(vit);
+            (vit.dim, vit.depth, vit.heads) = (Some(dim), Some(depth), Some(heads));
+        }
+        data.images = data.images.min(recipe.data.limit.unwrap_or(usize::MAX));
+
+        let (global, micro) = (recipe.batch.global, recipe.batch.micro);
+        let micro_batches = global / micro;
+        let mut problems = Vec::new();
+        problems.extend(batch_problem(data.images, global, micro));
+        let ranks = match request.ranks {
+            Ranks::Auto => request.cores.clamp(1, micro_batches),
+            Ranks::Count(count) => {
+                problems.extend(ranks_problem(count, global, micro));
+                count
+            }
+        };
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+
+        let steps_per_epoch = (data.images / global) as u64;
+        let in_steps = |epochs: f64| (epochs * steps_per_epoch as f64).round() as u64;
+        let schedule = &recipe.schedule;
+        let steps = schedule.steps.unwrap_or_else(|| in_steps(schedule.epochs.unwrap_or_default()).max(1));
+        let warmup_steps = in_steps(schedule.warmup_epochs);
+        if warmup_steps > steps {
+            return Err(vec![warmup_problem(schedule.warmup_epochs, warmup_steps, steps, steps_per_epoch)]);
+        }
+        let (factor, rule) = match schedule.lr_scaling {
+            LrScaling::None => (1.0, "as given".to_owned()),
+            LrScaling::Linear => (global as f64 / 256.0, format!("{} x {global} / 256, linear scaling", schedule.lr)),
+            LrScaling::Sqrt => {
+                ((global as f64).sqrt(), format!("{} x sqrt({global}), square-root scaling", schedule.lr))
+            }
+        };
+        let (lr, min_lr) = (schedule.lr * factor, schedule.min_lr * factor);
+        let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
+        let digest = digest::of(&recipe, &data).map_err(|error| vec![Problem::at("", error.to_string())])?;
+        let mut plan = Self {
+            name,
+            steps_per_epoch,
+            steps,
+            warmup_steps,
+            lr,
+            min_lr,
+            lr_rule: rule,
+            micro_batches,
+            ranks,
+            workers,
+            device: request.device.clone(),
+            parameters: None,
+            warnings: Vec::new(),
+            digest,
+            recipe,
+            data,
+        };
+        plan.warnings = guard::warnings(&plan, request.cores);
+        Ok(plan)
+    }
+
+    /// Returns the hash of everything that influences the result: recipe and images, but not name, place of the images,
+    /// ranks, threads, checkpoints, evaluation and progress lines.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Returns the duration in epochs.
+    pub fn epochs(&self) -> f64 {
+        self.steps as f64 / self.steps_per_epoch as f64
+    }
+
+    /// Returns the micro-batches of a step that a rank runs: contiguous, and equally many up to one.
+    ///
+    /// # Panics
+    /// When there is no such rank.
+    pub fn owned_by(&self, rank: usize) -> Range<usize> {
+        assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
+        rank * self.micro_batches / self.ranks..(rank + 1) * self.micro_batches / self.ranks
+    }
+}
+
+fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> {
+    let data = format!("the {} of `data`", plural(images, "image"));
+    if images == 0 {
+        return Some(Problem::at("data", "`data` has no images"));
+    }
+    if micro > images {
+        return Some(
+            Problem::at("batch.micro", format!("`batch.micro` is {micro}, more than {data}"))
+                .hint(format!("set `batch.micro` and `batch.global` to at most {images}, or add images")),
+        );
+    }
+    if global > images {
+        let most = images / micro * micro;
+        return Some(
+            Problem::at("batch.global", format!("`batch.global` is {global}, more than {data}"))
+                .hint(format!("set `batch.global` to {most} or a smaller multiple of {micro}, or add images")),
+        );
+    }
+    None
+}
+
+fn ranks_problem(count: usize, global: usize, micro: usize) -> Option<Problem> {
+    let micro_batches = global / micro;
+    if (1..=micro_batches).contains(&count) {
+        return None;
+    }
+    let finer = global / count.max(1);
+    let finer = (1..=finer).rev().find(|&size| global.is_multiple_of(size)).filter(|_| count >= 1);
+    let other = finer
+        .map_or(String::new(), |size| format!("; {count} would work with `batch.micro={size}`, which is another run"));
+    Some(
+        Problem::argument(
+            format!("--ranks {count}"),
+            format!("a step has {micro_batches} micro-batches of {micro} images to share, fewer than {count} ranks"),
+        )
+        .hint(format!("any number from 1 to {micro_batches} gives the same result{other}")),
+    )
+}
+
+fn warmup_problem(epochs: f64, warmup: u64, steps: u64, steps_per_epoch: u64) -> Problem {
+    let most = steps as f64 / steps_per_epoch as f64;
+    Problem::at(
+        "schedule.warmup_epochs",
+        format!("`schedule.warmup_epochs` is {epochs}, which is {warmup} steps, longer than the run's {steps}"),
+    )
+    .hint(format!("at {steps_per_epoch} steps an epoch use at most {:.3}", (most * 1000.0).floor() / 1000.0))
+}
+
+#[cfg(test)]
+mod tests;

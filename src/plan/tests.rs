@@ -1,0 +1,215 @@
+use std::path::Path;
+
+use super::*;
+use crate::recipe::{Place, parse};
+
+const RECIPE: &str = r#"[data]
+source = "sample"
+[[views]]
+count = 2
+size = 32
+blur = { prob = 0.5 }
+[backbone.resnet]
+depth = 18
+[method.simclr]
+[batch]
+global = 256
+micro = 32
+[optimizer.sgd]
+[schedule]
+epochs = 10
+lr = 0.3
+lr_scaling = "linear"
+warmup_epochs = 1
+"#;
+
+fn facts(images: usize) -> DataFacts {
+    let fingerprint = "abc".to_owned();
+    DataFacts { images, classes: Some(10), description: "embedded sample".to_owned(), fingerprint }
+}
+
+fn request(ranks: Ranks) -> Request {
+    Request { name: "a".to_owned(), ranks, cores: 2, device: "cpu".to_owned() }
+}
+
+fn recipe(overrides: &[&str]) -> Recipe {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    parse(Path::new("a.toml"), RECIPE, &overrides).unwrap().recipe
+}
+
+fn plan(images: usize, overrides: &[&str]) -> Result<Plan, Vec<Problem>> {
+    Plan::new(recipe(overrides), facts(images), &request(Ranks::Auto))
+}
+
+fn problem(images: usize, overrides: &[&str]) -> (String, String) {
+    let [problem] = <[Problem; 1]>::try_from(plan(images, overrides).unwrap_err()).unwrap();
+    (problem.message, problem.hint.unwrap_or_default())
+}
+
+#[test]
+fn sizes_steps_and_rates_follow_from_recipe_and_data() {
+    let plan = plan(3000, &["batch.global=512"]).unwrap();
+    assert_eq!((plan.steps_per_epoch, plan.steps, plan.warmup_steps), (5, 50, 5));
+    assert_eq!((plan.micro_batches, plan.ranks, plan.workers), (16, 2, 2));
+    assert_eq!((plan.lr, plan.min_lr, plan.epochs()), (0.6, 0.0, 10.0));
+    assert_eq!(plan.lr_rule, "0.3 x 512 / 256, linear scaling");
+    assert_eq!((plan.name.as_str(), plan.recipe.name.as_deref()), ("a", Some("a")));
+    let sqrt = super::tests::plan(3000, &["schedule.lr_scaling=sqrt"]).unwrap();
+    assert_eq!(sqrt.lr, 0.3 * 16.0);
+    assert_eq!(super::tests::plan(3000, &["data.limit=300"]).unwrap().steps_per_epoch, 1);
+}
+
+#[test]
+fn named_vit_sizes_are_written_out() {
+    let text = RECIPE.replace("[backbone.resnet]\ndepth = 18", "[backbone.vit]\npatch = 4\nsize = \"tiny\"\ndepth = 6");
+    let recipe = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
+    let plan = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap();
+    let BackboneConfig::Vit(vit) = &plan.recipe.backbone else { panic!("another backbone") };
+    assert_eq!((vit.dim, vit.depth, vit.heads), (Some(192), Some(6), Some(3)));
+}
+
+#[test]
+fn batches_that_exceed_the_data_name_what_fits() {
+    let (message, hint) = problem(200, &[]);
+    assert_eq!(message, "`batch.global` is 256, more than the 200 images of `data`");
+    assert_eq!(hint, "set `batch.global` to 192 or a smaller multiple of 32, or add images");
+    let (message, hint) = problem(20, &[]);
+    assert_eq!(message, "`batch.micro` is 32, more than the 20 images of `data`");
+    assert_eq!(hint, "set `batch.micro` and `batch.global` to at most 20, or add images");
+    assert_eq!(problem(0, &[]).0, "`data` has no images");
+}
+
+#[test]
+fn a_warmup_longer_than_the_steps_is_refused() {
+    let text = RECIPE.replace("epochs = 10", "steps = 5");
+    let recipe = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
+    let problems = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap_err();
+    let expected = "`schedule.warmup_epochs` is 1, which is 11 steps, longer than the run's 5";
+    assert_eq!(problems[0].message, expected);
+    assert_eq!(problems[0].hint.as_deref(), Some("at 11 steps an epoch use at most 0.454"));
+}
+
+#[test]
+fn any_number_of_ranks_up_to_the_micro_batches_shares_them_all() {
+    for ranks in 1..=8 {
+        let plan = Plan::new(recipe(&[]), facts(3000), &request(Ranks::Count(ranks))).unwrap();
+        let owned: Vec<usize> = (0..ranks).flat_map(|rank| plan.owned_by(rank)).collect();
+        assert_eq!(owned, (0..8).collect::<Vec<_>>());
+        assert!((0..ranks).all(|rank| plan.owned_by(rank).len().abs_diff(8 / ranks) <= 1));
+    }
+    let problems = Plan::new(recipe(&[]), facts(3000), &request(Ranks::Count(9))).unwrap_err();
+    assert_eq!(problems[0].place, Place::Argument("--ranks 9".to_owned()));
+    assert_eq!(
+        problems[0].to_string(),
+        "`--ranks 9`: a step has 8 micro-batches of 32 images to share, fewer than 9 ranks"
+    );
+    let expected =
+        "any number from 1 to 8 gives the same result; 9 would work with `batch.micro=16`, which is another run";
+    assert_eq!(problems[0].hint.as_deref(), Some(expected));
+}
+
+#[test]
+fn the_number_of_ranks_is_read() {
+    assert_eq!("auto".parse(), Ok(Ranks::Auto));
+    assert_eq!("3".parse(), Ok(Ranks::Count(3)));
+    for wrong in ["0", "-1", "two", ""] {
+        assert!(wrong.parse::<Ranks>().is_err());
+    }
+}
+
+#[test]
+fn the_plan_file_is_a_recipe_with_the_same_digest() {
+    let first = plan(3000, &["data.max_bad=0.1", "ema.momentum=0.99"]).unwrap();
+    let text = first.to_toml().unwrap();
+    let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
+    assert_eq!(loaded.recipe, first.recipe);
+    let request = Request { ranks: Ranks::Count(1), cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
+    let again = Plan::new(loaded.recipe, facts(3000), &request).unwrap();
+    assert_eq!(again.digest(), first.digest());
+    assert_eq!(again.to_toml().unwrap().split_once("\n\n").unwrap().1, text.split_once("\n\n").unwrap().1);
+}
+
+#[test]
+fn the_digest_sees_what_matters_and_nothing_else() {
+    let digest = |overrides: &[&str]| plan(3000, overrides).unwrap().digest().to_owned();
+    let same = [
+        "name=b",
+        "log.every_steps=1",
+        "checkpoint.every_steps=7",
+        "data.workers=3",
+        "data.prefetch=1",
+        "eval.k=5",
+        "batch.memory=cache",
+        "data.path=elsewhere",
+        "eval.test.source=sample",
+    ];
+    for change in same {
+        assert_eq!(digest(&[change]), digest(&[]), "{change}");
+    }
+    let other = [
+        "seed=1",
+        "batch.micro=64",
+        "views.0.flip=0.5",
+        "schedule.lr=0.2",
+        "method.simclr.temperature=0.2",
+        "data.mean=[0, 0, 0]",
+    ];
+    for change in other {
+        assert_ne!(digest(&[change]), digest(&[]), "{change}");
+    }
+    assert_ne!(plan(3001, &[]).unwrap().digest(), digest(&[]));
+}
+
+#[test]
+fn a_folder_of_another_recipe_is_refused_with_what_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = plan(3000, &["ema.momentum=0.99"]).unwrap();
+    assert!(!first.continues(folder.path()).unwrap());
+    std::fs::write(folder.path().join("plan.toml"), first.to_toml().unwrap()).unwrap();
+    assert!(first.continues(folder.path()).unwrap());
+    assert!(plan(3000, &["ema.momentum=0.99", "log.every_steps=3"]).unwrap().continues(folder.path()).unwrap());
+
+    let error = plan(3001, &["schedule.lr=0.2"]).unwrap().continues(folder.path()).unwrap_err();
+    let expected = format!(
+        "{}: written by another recipe: `ema.momentum` was 0.99, is absent; images of `data` was 3000 images, abc, is 3001 images, abc; \
+         `schedule.lr` was 0.3, is 0.2",
+        folder.path().display()
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(error.hint().contains("--run-dir DIR") && error.hint().contains("--resume never"));
+
+    std::fs::write(folder.path().join("plan.toml"), "not = = toml").unwrap();
+    assert!(matches!(first.continues(folder.path()), Err(FolderError::Unreadable { .. })));
+}
+
+#[test]
+fn guards_have_a_code_a_reason_and_advice() {
+    let codes = |images, overrides: &[&str]| -> Vec<&str> {
+        plan(images, overrides).unwrap().warnings.iter().map(|warning| warning.code).collect()
+    };
+    assert_eq!(codes(3000, &[]), ["W001"]);
+    assert_eq!(codes(300, &[]), ["W001", "W002", "W003"]);
+    assert!(codes(2_000_000, &[]).is_empty());
+    let crowded = Plan::new(recipe(&[]), facts(2_000_000), &request(Ranks::Count(3))).unwrap();
+    assert!(crowded.warnings[0].to_string().starts_with("warning[W004]: 3 ranks on 2 cores"));
+    let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
+    assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
+    assert!(warning.contains("\n    pip install timm\n"), "{warning}");
+}
+
+#[test]
+fn the_table_is_aligned_and_complete() {
+    let shown = plan(3000, &[]).unwrap().to_string();
+    for expected in [
+        "images         3000 (embedded sample, 10 classes)\n",
+        "views          2 of 32 px\n",
+        "backbone       resnet: depth 18, stem imagenet, width 1.0\n",
+        "batch          256 = 8 micro-batches of 32\n",
+        "steps          110 (11 an epoch, 184 images left out each epoch)\n",
+        "warm-up        11 steps (1 epoch)\n",
+        "learning rate  0.3 (0.3 x 256 / 256, linear scaling), cosine to 0\n",
+        "ranks          2 (4 micro-batches each)\n",
+    ] {
+        assert!(shown.contains(expected), "{expected}{shown}");
+    }
+}

@@ -1,0 +1,225 @@
+//! Values: limits that types cannot express, and what must fit together. All problems are found at once.
+
+mod network;
+mod number;
+
+pub(crate) use network::vit_sizes;
+
+use number::Numbers;
+
+use super::Recipe;
+use super::problem::Problem;
+use super::schema::join;
+use crate::augment::ViewConfig;
+use crate::data::{DataConfig, SourceKind};
+use crate::engine::BatchConfig;
+use crate::eval::EvalConfig;
+use crate::optim::{OptimizerConfig, ScheduleConfig};
+
+impl Recipe {
+    /// Checks every value and what must fit together; empty when the recipe can be planned.
+    pub fn check(&self) -> Vec<Problem> {
+        let mut found = Numbers::default();
+        self.check_top(&mut found);
+        data(&self.data, "data", &mut found);
+        for (index, view) in self.views.iter().enumerate() {
+            check_view(view, &format!("views.{index}"), &mut found);
+        }
+        network::check(self, &mut found);
+        batch(&self.batch, &mut found);
+        optimizer(&self.optimizer, &mut found);
+        schedule(&self.schedule, &mut found);
+        eval(&self.eval, &mut found);
+        found.problems
+    }
+
+    /// Returns the number of views an image is turned into.
+    pub fn num_views(&self) -> usize {
+        self.views.iter().fold(0, |sum, view| sum.saturating_add(view.count))
+    }
+
+    fn check_top(&self, found: &mut Numbers) {
+        if let Some(name) = &self.name {
+            let is_folder_name = !["", ".", ".."].contains(&name.as_str());
+            if !is_folder_name || name.contains(|c: char| c.is_control() || c == '/' || c == '\\') {
+                found.push(
+                    Problem::at("name", format!("`name` is {name:?}, which is not a folder name"))
+                        .hint("the run is written to `runs/<name>/`; use `--run-dir` to write elsewhere"),
+                );
+            }
+        }
+        if i64::try_from(self.seed).is_err() {
+            found.push(Problem::at("seed", format!("`seed` is {}, but must be at most {}", self.seed, i64::MAX)));
+        }
+        if self.views.is_empty() {
+            found.push(Problem::at("views", "`views` is empty").hint("write at least one `[[views]]` table"));
+        }
+        if let Some(ema) = &self.ema {
+            found.momentum("ema.momentum", ema.momentum);
+        }
+        found.count("checkpoint.keep", self.checkpoint.keep);
+        found.count("log.every_steps", self.log.every_steps as usize);
+    }
+}
+
+fn data(data: &DataConfig, at: &str, found: &mut Numbers) {
+    if data.source != SourceKind::Sample && data.path.as_ref().is_none_or(|path| path.as_os_str().is_empty()) {
+        let (source, what) = match data.source {
+            SourceKind::Folder => ("folder", "a folder of images"),
+            SourceKind::List => ("list", "a text file with one image path a line"),
+            SourceKind::Cifar10 => ("cifar10", "the folder with `data_batch_1.bin`"),
+            SourceKind::Cifar100 => ("cifar100", "the folder with `train.bin`"),
+            SourceKind::Sample => ("sample", "nothing"),
+        };
+        found.push(
+            Problem::at(format!("{at}.source"), format!("`{at}.source = \"{source}\"` needs `{at}.path`, {what}"))
+                .hint(format!("add `path = \"...\"` under `[{at}]`, or pass `{at}.path=...`")),
+        );
+    }
+    found.probability(&join(at, "max_bad"), data.max_bad);
+    if let Some(limit) = data.limit {
+        found.count(&join(at, "limit"), limit);
+    }
+    found.count(&join(at, "prefetch"), data.prefetch);
+    found.count(&join(at, "max_pixels"), data.max_pixels as usize);
+    for (channel, (&mean, &std)) in data.mean.iter().zip(&data.std).enumerate() {
+        if !mean.is_finite() {
+            found.limit(&format!("{at}.mean.{channel}"), mean, "finite");
+        }
+        found.positive(&format!("{at}.std.{channel}"), f64::from(std));
+    }
+}
+
+fn check_view(view: &ViewConfig, at: &str, found: &mut Numbers) {
+    found.count(&join(at, "count"), view.count);
+    found.count(&join(at, "size"), view.size as usize);
+    found.probability(&join(at, "flip"), view.flip);
+    found.probability(&join(at, "grayscale"), view.grayscale);
+    if let Some(crop) = &view.crop {
+        let scale = join(at, "crop.scale");
+        if found.range(&scale, crop.scale) && crop.scale[1] > 1.0 {
+            found.limit(&scale, crop.scale[1], "at most 1, the whole image");
+        }
+        found.range(&join(at, "crop.ratio"), crop.ratio);
+    }
+    if let Some(jitter) = &view.jitter {
+        found.probability(&join(at, "jitter.prob"), jitter.prob);
+        for (name, value) in
+            [("brightness", jitter.brightness), ("contrast", jitter.contrast), ("saturation", jitter.saturation)]
+        {
+            found.not_negative(&join(at, format!("jitter.{name}")), value);
+        }
+        if !(0.0..=0.5).contains(&jitter.hue) {
+            found.limit(&join(at, "jitter.hue"), jitter.hue, "from 0 to 0.5 (half a turn)");
+        }
+    }
+    if let Some(blur) = &view.blur {
+        found.probability(&join(at, "blur.prob"), blur.prob);
+        found.range(&join(at, "blur.sigma"), blur.sigma);
+        if let Some(kernel) = blur.kernel.filter(|kernel| kernel.is_multiple_of(2)) {
+            let key = join(at, "blur.kernel");
+            let near = if kernel == 0 { "3".to_owned() } else { format!("{} or {}", kernel - 1, kernel + 1) };
+            found.push(Problem::at(&key, format!("`{key}` is {kernel}, but must be odd")).hint(format!("use {near}")));
+        }
+    }
+    if let Some(solarize) = &view.solarize {
+        found.probability(&join(at, "solarize.prob"), solarize.prob);
+    }
+}
+
+fn batch(batch: &BatchConfig, found: &mut Numbers) {
+    let BatchConfig { global, micro, .. } = *batch;
+    let counts = [found.count("batch.global", global), found.count("batch.micro", micro)];
+    if counts == [true, true] && !global.is_multiple_of(micro) {
+        let problem = Problem::at(
+            "batch.micro",
+            format!("`batch.micro` is {micro}, which does not divide `batch.global`, {global}"),
+        );
+        found.push(problem.against("batch.global").hint(batch_hint(global, micro)));
+    }
+}
+
+/// Names the nearest sizes that fit: of the global batch for this micro-batch, and the other way round.
+fn batch_hint(global: usize, micro: usize) -> String {
+    let below = global / micro * micro;
+    let globals = if below == 0 { micro.to_string() } else { format!("{below} or {}", below.saturating_add(micro)) };
+    let smaller = (1..=micro.min(global)).rev().find(|&size| global.is_multiple_of(size));
+    let larger = (micro..=global).find(|&size| global.is_multiple_of(size));
+    let mut micros: Vec<String> = smaller.into_iter().chain(larger).map(|size| size.to_string()).collect();
+    micros.dedup();
+    format!("set `batch.global` to {globals}, or `batch.micro` to {}", micros.join(" or "))
+}
+
+fn optimizer(optimizer: &OptimizerConfig, found: &mut Numbers) {
+    match optimizer {
+        OptimizerConfig::Sgd(sgd) => {
+            found.momentum("optimizer.sgd.momentum", sgd.momentum);
+            found.not_negative("optimizer.sgd.weight_decay", sgd.weight_decay);
+            if sgd.nesterov && sgd.momentum == 0.0 {
+                found.push(
+                    Problem::at("optimizer.sgd.nesterov", "`optimizer.sgd.nesterov` needs a momentum, but it is 0")
+                        .hint("set `momentum = 0.9`, or remove `nesterov`"),
+                );
+            }
+        }
+        OptimizerConfig::Adamw(adamw) => {
+            for (index, &beta) in adamw.betas.iter().enumerate() {
+                found.momentum(&format!("optimizer.adamw.betas.{index}"), beta);
+            }
+            found.positive("optimizer.adamw.eps", adamw.eps);
+            found.not_negative("optimizer.adamw.weight_decay", adamw.weight_decay);
+        }
+        OptimizerConfig::Lars(lars) => {
+            found.momentum("optimizer.lars.momentum", lars.momentum);
+            found.not_negative("optimizer.lars.weight_decay", lars.weight_decay);
+            found.positive("optimizer.lars.trust", lars.trust);
+        }
+    }
+}
+
+fn schedule(schedule: &ScheduleConfig, found: &mut Numbers) {
+    match (schedule.epochs, schedule.steps) {
+        (Some(epochs), None) => {
+            if found.positive("schedule.epochs", epochs) && schedule.warmup_epochs > epochs {
+                let warmup = schedule.warmup_epochs;
+                found.push(
+                    Problem::at(
+                        "schedule.warmup_epochs",
+                        format!("`schedule.warmup_epochs` is {warmup}, longer than the {epochs} epochs of the run"),
+                    )
+                    .against("schedule.epochs")
+                    .hint("a tenth of the run is usual; 0 for none"),
+                );
+            }
+        }
+        (None, Some(steps)) => {
+            found.count("schedule.steps", steps as usize);
+        }
+        (None, None) => found.push(
+            Problem::at("schedule", "`schedule` gives no duration").hint("set `epochs` or `steps` under `[schedule]`"),
+        ),
+        (Some(_), Some(_)) => found.push(
+            Problem::at("schedule.steps", "`schedule` gives both `epochs` and `steps`").hint("remove one of them"),
+        ),
+    }
+    found.not_negative("schedule.warmup_epochs", schedule.warmup_epochs);
+    let lr = found.positive("schedule.lr", schedule.lr);
+    if found.not_negative("schedule.min_lr", schedule.min_lr) && lr && schedule.min_lr > schedule.lr {
+        found.limit("schedule.min_lr", schedule.min_lr, &format!("at most `schedule.lr`, {}", schedule.lr));
+    }
+    if let Some(norm) = schedule.clip_norm {
+        found.positive("schedule.clip_norm", norm);
+    }
+}
+
+fn eval(eval: &EvalConfig, found: &mut Numbers) {
+    let counted = found.count("eval.k", eval.k);
+    found.positive("eval.temperature", eval.temperature);
+    found.count("eval.max_test", eval.max_test);
+    if found.count("eval.max_train", eval.max_train) && counted && eval.k > eval.max_train {
+        found.limit("eval.k", eval.k, &format!("at most `eval.max_train`, {}", eval.max_train));
+    }
+    if let Some(test) = &eval.test {
+        data(test, "eval.test", found);
+    }
+}

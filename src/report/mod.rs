@@ -1,0 +1,13 @@
+//! What a run tells: metrics on disk, progress on the terminal, a summary at the end.
+
+mod environment;
+mod metrics;
+mod progress;
+mod summary;
+mod tensorboard;
+
+pub use environment::{Environment, utc};
+pub use metrics::{MetricsLog, Removed, StepRecord, read_metrics};
+pub use progress::{Progress, Style};
+pub use summary::{KnnResult, Summary};
+pub use tensorboard::EventLog;

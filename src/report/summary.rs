@@ -1,0 +1,252 @@
+//! The end of a run: what was reached, where it lies and what to do next.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::progress::{duration, short};
+use crate::eval::Warning;
+use crate::files::{FileError, write_atomically};
+
+/// What a run reached. Shown as an aligned block of text, written as `summary.json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Run folder.
+    pub run: PathBuf,
+    /// Optimizer steps done.
+    pub steps: u64,
+    /// Optimizer steps of the whole run.
+    pub total_steps: u64,
+    /// Images seen since the start of the run.
+    pub images: u64,
+    /// Seconds that this process trained.
+    pub seconds: f64,
+    /// Images per second of this process, over all its steps.
+    pub images_per_s: f64,
+    /// Loss of the first step.
+    pub first_loss: Option<f32>,
+    /// Loss of the last step.
+    pub last_loss: Option<f32>,
+    /// Nearest-neighbour classification; absent without labels or when skipped.
+    pub knn: Option<KnnResult>,
+    /// Embedding standard deviation.
+    pub embedding_std: Option<f64>,
+    /// RankMe.
+    pub rankme: Option<f64>,
+    /// Width of the features.
+    pub dim: usize,
+    /// Images that could not be read and were substituted.
+    pub bad_images: u64,
+    /// What a user should look at.
+    pub warnings: Vec<Warning>,
+    /// Command that goes on with an unfinished run.
+    pub resume_command: String,
+}
+
+/// Result of nearest-neighbour classification, as fractions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct KnnResult {
+    /// Neighbours that voted.
+    pub k: usize,
+    /// Temperature of the votes.
+    pub temperature: f64,
+    /// Images of the bank.
+    pub bank: usize,
+    /// Images that were classified.
+    pub queries: usize,
+    /// Classes.
+    pub classes: usize,
+    /// Accuracy.
+    pub top1: f64,
+    /// Fraction with the label among the five classes with most votes.
+    pub top5: f64,
+    /// Accuracy of the same network before training.
+    pub untrained_top1: Option<f64>,
+    /// Accuracy of always answering the most frequent class.
+    pub chance: f64,
+}
+
+impl Summary {
+    /// Writes `summary.json` into the run folder.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn write(&self) -> Result<(), FileError> {
+        #[derive(Serialize)]
+        struct Event<'a> {
+            event: &'static str,
+            #[serde(flatten)]
+            summary: &'a Summary,
+        }
+        let event = Event { event: "summary", summary: self };
+        let mut text = serde_json::to_vec_pretty(&event).expect("a run folder that the recipe named is UTF-8");
+        text.push(b'\n');
+        write_atomically(&self.run.join("summary.json"), &text)
+    }
+
+    /// Returns what was measured, without the story of the run around it.
+    #[must_use]
+    pub fn measurements(&self) -> String {
+        let mut lines = vec![("checkpoint", format!("{} (step {} of {})", self.run.display(), self.steps, self.total_steps))];
+        lines.extend(self.measured());
+        let block: String = lines.iter().map(|(label, text)| format!("{label:<14} {text}\n")).collect();
+        self.warnings.iter().fold(block, |block, warning| format!("{block}{warning}\n"))
+    }
+
+    fn measured(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if let Some(knn) = &self.knn {
+            lines.extend(knn.lines());
+        }
+        if let Some(std) = self.embedding_std {
+            let healthy = 1.0 / (self.dim as f64).sqrt();
+            lines.push(("embedding std", format!("{std:.4} (healthy about {healthy:.4}, collapsed 0)")));
+        }
+        if let Some(rankme) = self.rankme {
+            lines.push(("RankMe", format!("{rankme:.1} of {}", self.dim)));
+        }
+        lines
+    }
+
+    /// Returns the block as pairs of label and text.
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let finished = self.steps >= self.total_steps;
+        let mut lines = Vec::new();
+        let state =
+            if finished { String::new() } else { format!(", stopped at step {} of {}", self.steps, self.total_steps) };
+        lines.push(("run", format!("{}{state}", self.run.display())));
+        let (time, rate) = (duration(self.seconds), short(self.images_per_s));
+        lines.push(("training", format!("{} steps, {} images; {time} at {rate} images/s", self.steps, self.images)));
+        if let (Some(first), Some(last)) = (self.first_loss, self.last_loss) {
+            lines.push(("loss", format!("{last:.4} (first step {first:.4})")));
+        }
+        lines.extend(self.measured());
+        if self.bad_images > 0 {
+            lines.push(("bad images", format!("{} replaced, see bad-images.jsonl", self.bad_images)));
+        }
+        lines.push(("files", "metrics.jsonl, summary.json, plan.toml, checkpoints/latest".to_owned()));
+        let evaluate = format!("autodidact eval knn {}", quoted(&self.run));
+        lines.push(("next", if finished { evaluate } else { self.resume_command.clone() }));
+        lines
+    }
+}
+
+impl KnnResult {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let percent = |fraction: f64| format!("{:5.1} %", 100.0 * fraction);
+        let Self { k, temperature, bank, queries, classes, .. } = self;
+        let how = format!("(k {k}, T {temperature}, {queries} images against {bank}, {classes} classes)");
+        let mut lines = vec![("kNN top-1", format!("{} {how}", percent(self.top1)))];
+        if let Some(untrained) = self.untrained_top1 {
+            let gain = 100.0 * (self.top1 - untrained);
+            lines.push(("  untrained", format!("{} ({gain:+.1} points by training)", percent(untrained))));
+        }
+        lines.push(("  chance", percent(self.chance)));
+        if *classes > 5 {
+            lines.push(("kNN top-5", percent(self.top5)));
+        }
+        lines
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (label, text) in self.lines() {
+            writeln!(f, "{label:<14} {text}")?;
+        }
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "{warning}"))
+    }
+}
+
+/// Quotes a path for a shell when it needs it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:@,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::health;
+
+    fn summary() -> Summary {
+        Summary {
+            run: PathBuf::from("runs/simclr"),
+            steps: 1200,
+            total_steps: 1200,
+            images: 76_800,
+            seconds: 192.4,
+            images_per_s: 399.2,
+            first_loss: Some(6.2383),
+            last_loss: Some(4.81234),
+            knn: Some(KnnResult {
+                k: 20,
+                temperature: 0.07,
+                bank: 2000,
+                queries: 500,
+                classes: 10,
+                top1: 0.523,
+                top5: 0.91,
+                untrained_top1: Some(0.31),
+                chance: 0.1,
+            }),
+            embedding_std: Some(0.0391),
+            rankme: Some(214.33),
+            dim: 512,
+            resume_command: "autodidact pretrain recipes/simclr.toml".to_owned(),
+            ..Summary::default()
+        }
+    }
+
+    #[test]
+    fn a_finished_run() {
+        let expected = "\
+run            runs/simclr
+training       1200 steps, 76800 images; 3m12s at 399 images/s
+loss           4.8123 (first step 6.2383)
+kNN top-1       52.3 % (k 20, T 0.07, 500 images against 2000, 10 classes)
+  untrained     31.0 % (+21.3 points by training)
+  chance        10.0 %
+kNN top-5       91.0 %
+embedding std  0.0391 (healthy about 0.0442, collapsed 0)
+RankMe         214.3 of 512
+files          metrics.jsonl, summary.json, plan.toml, checkpoints/latest
+next           autodidact eval knn runs/simclr
+";
+        assert_eq!(summary().to_string(), expected);
+    }
+
+    #[test]
+    fn an_interrupted_and_collapsed_run_without_labels() {
+        let stopped = Summary {
+            steps: 500,
+            knn: None,
+            bad_images: 3,
+            embedding_std: Some(0.0001),
+            rankme: Some(1.0),
+            warnings: health(0.0001, 1.0, 512),
+            ..summary()
+        };
+        let text = stopped.to_string();
+        assert!(text.starts_with("run            runs/simclr, stopped at step 500 of 1200\n"), "{text}");
+        assert!(text.contains("next           autodidact pretrain recipes/simclr.toml\n"), "{text}");
+        assert!(text.contains("bad images     3 replaced") && text.contains("warning[collapse]: "), "{text}");
+        assert!(!text.contains("kNN"), "{text}");
+    }
+
+    #[test]
+    fn written_as_one_object_and_paths_are_quoted() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("it's a run");
+        std::fs::create_dir(&run).unwrap();
+        let summary = Summary { run: run.clone(), last_loss: Some(f32::NAN), ..summary() };
+        summary.write().unwrap();
+        let text = std::fs::read_to_string(run.join("summary.json")).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&value["event"], &value["knn"]["top1"]), (&"summary".into(), &0.523.into()));
+        assert!(value["last_loss"].is_null());
+        assert!(summary.to_string().contains(r"it'\''s a run'"), "{summary}");
+    }
+}

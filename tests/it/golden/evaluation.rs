@@ -1,0 +1,158 @@
+//! Golden cases of kind `evaluation`.
+
+use autodidact::eval::{
+    Features, Knn, alignment, embedding_std, lidar, linear_cka, rankme, singular_values, top_k_accuracy, uniformity,
+};
+
+use super::{Array, Case, Checks, Outcome};
+
+pub(super) fn run(case: &Case) -> Outcome {
+    let has = |name: &str| case.tensors.contains_key(name);
+    let run = if has("train_features") && has("query_features") {
+        knn
+    } else if has("uniformity_x") {
+        spread
+    } else if has("lidar") {
+        discriminant_rank
+    } else if has("cka") {
+        similarity
+    } else if has("singular_values") {
+        rank
+    } else if has("top") && has("logits") {
+        accuracy
+    } else if case.name.starts_with("logreg") {
+        return Outcome::NotYet("logistic regression".to_owned());
+    } else if has("x_mixup") || has("x_cutmix") {
+        return Outcome::NotYet("mixup and cutmix".to_owned());
+    } else {
+        return Outcome::NotYet("no measure of that name".to_owned());
+    };
+    let mut checks = Checks::default();
+    run(case, &mut checks);
+    Outcome::Compared(checks)
+}
+
+fn features(case: &Case, name: &str) -> Features {
+    let array = case.tensor(name);
+    Features::new(array.f32(), array.shape[1]).unwrap_or_else(|e| panic!("{}: {name}: {e}", case.name))
+}
+
+fn labels(case: &Case, name: &str) -> Vec<u32> {
+    case.tensor(name).values.iter().map(|&v| v as u32).collect()
+}
+
+/// Compares within `abs + rel * |expected|`.
+fn close(case: &Case, checks: &mut Checks, what: &str, got: f64, expected: f64) {
+    checks.note(what, (got - expected).abs(), case.tolerance("abs") + case.tolerance("rel") * expected.abs());
+}
+
+fn close_to(case: &Case, checks: &mut Checks, name: &str, got: f64) {
+    close(case, checks, name, got, case.tensor(name).item());
+}
+
+fn knn(case: &Case, checks: &mut Checks) {
+    let (bank, queries) = (features(case, "train_features"), features(case, "query_features"));
+    let (bank_labels, query_labels) = (labels(case, "train_labels"), labels(case, "query_labels"));
+    for name in case.tensors.keys().filter_map(|name| name.strip_suffix(".scores")) {
+        // "k20_t0.07"
+        let (k, temperature) = name.strip_prefix('k').and_then(|rest| rest.split_once("_t")).expect("k<K>_t<T>");
+        let knn = Knn { k: k.parse().expect("k"), temperature: temperature.parse().expect("T") };
+        let votes = knn.vote(&bank, &bank_labels, &queries);
+
+        let expected = case.tensor(&format!("{name}.scores"));
+        let classes = expected.shape[1];
+        let score = |query: usize, class: usize| if class < votes.classes() { votes.score(query, class) } else { 0.0 };
+        for (at, &value) in expected.values.iter().enumerate() {
+            let got = score(at / classes, at % classes);
+            checks.note(
+                &format!("{name} score"),
+                (got - value).abs() / value.abs().max(1.0),
+                case.tolerance("scores_rel"),
+            );
+        }
+        let best = case.tensor(&format!("{name}.pred_rank"));
+        let margins = case.tensor(&format!("{name}.margin"));
+        compare_ranking(checks, name, best, expected, margins, |query| votes.ranking(query));
+
+        if let Some(top1) = case.manifest["accuracy"][name]["top1"].as_f64() {
+            let unclear = margins.values.iter().filter(|&&margin| margin <= 1e-5).count() as f64;
+            let allowed = 1e-9 + 100.0 * unclear / queries.rows() as f64;
+            checks.note(&format!("{name} top-1"), (100.0 * votes.accuracy(&query_labels, 1) - top1).abs(), allowed);
+        }
+    }
+}
+
+/// The first class must be equal where the margin is clear; further down, equal scores may swap their classes.
+fn compare_ranking(
+    checks: &mut Checks,
+    name: &str,
+    best: &Array,
+    scores: &Array,
+    margins: &Array,
+    ranking: impl Fn(usize) -> Vec<u32>,
+) {
+    let classes = best.shape[1];
+    for (query, &margin) in margins.values.iter().enumerate() {
+        let (row, got) = (&best.values[query * classes..][..classes], ranking(query));
+        if margin > 1e-5 {
+            checks.note(&format!("{name} class of query {query}"), (f64::from(got[0]) - row[0]).abs(), 0.0);
+        }
+        for (&got, &expected) in got.iter().zip(row) {
+            let score = |class: usize| scores.values[query * classes + class];
+            let (a, b) = (score(got as usize), score(expected as usize));
+            checks.note(&format!("{name} ranking"), (a - b).abs() / b.abs().max(1.0), 1e-4);
+        }
+    }
+}
+
+fn spread(case: &Case, checks: &mut Checks) {
+    let views = [("x", features(case, "x")), ("y", features(case, "y"))];
+    close_to(case, checks, "alignment", alignment(&views[0].1, &views[1].1, 2.0));
+    for (name, view) in &views {
+        close_to(case, checks, &format!("uniformity_{name}"), uniformity(view, 2.0).expect("two rows"));
+        close_to(case, checks, &format!("z_std_{name}"), embedding_std(view).expect("two rows"));
+    }
+}
+
+fn discriminant_rank(case: &Case, checks: &mut Checks) {
+    let (q, groups) = (case.arg_usize("samples_per_class"), case.arg_usize("n_classes"));
+    let all = features(case, "embeddings");
+    let used: Vec<f32> = (0..all.rows().min(q * groups)).flat_map(|row| all.row(row).to_vec()).collect();
+    let used = Features::new(used, all.dim()).expect("finite");
+    let got = lidar(&used, q, case.arg_f64("delta"), case.arg_f64("epsilon")).expect("two groups");
+    close_to(case, checks, "lidar", got.rank);
+    close_to(case, checks, "entropy", got.entropy);
+    close_to(case, checks, "top_eigenvalue", got.top_eigenvalue);
+}
+
+fn similarity(case: &Case, checks: &mut Checks) {
+    close_to(case, checks, "cka", linear_cka(&features(case, "X"), &features(case, "Y")));
+}
+
+fn rank(case: &Case, checks: &mut Checks) {
+    let embeddings = features(case, "Z");
+    let (got, expected) = (singular_values(&embeddings), case.tensor("singular_values"));
+    assert_eq!(got.len(), expected.values.len(), "{}: number of singular values", case.name);
+    for (got, &expected) in got.iter().zip(&expected.values) {
+        close(case, checks, "singular value", *got, expected);
+    }
+    for name in case.tensors.keys().filter(|name| name.starts_with("rankme_")) {
+        let epsilon = match name.strip_prefix("rankme_eps") {
+            Some(epsilon) => epsilon.parse().expect("epsilon in the name"),
+            None => 0.0,
+        };
+        close_to(case, checks, name, rankme(&embeddings, epsilon));
+    }
+}
+
+fn accuracy(case: &Case, checks: &mut Checks) {
+    let (logits, labels) = (case.tensor("logits"), labels(case, "y"));
+    // "top1, top3, top5"
+    let meaning = case.manifest["tensors"]["top"]["meaning"].as_str().expect("a meaning");
+    let tops: Vec<usize> =
+        meaning.split(", ").map(|top| top.trim_start_matches("top").parse().expect("topK")).collect();
+    for (&k, &expected) in tops.iter().zip(&case.tensor("top").values) {
+        let got = 100.0 * top_k_accuracy(&logits.values, logits.shape[1], &labels, k);
+        close(case, checks, &format!("top-{k}"), got, expected);
+    }
+}
