@@ -3,6 +3,7 @@
 //! `cargo test golden` walks `<dir>/<kind>/<name>.json`, chooses what to run by kind, name and `args`, prints one line a case and fails
 //! when a supported case differs. Nothing here knows a shape, a seed or a value of a particular case.
 
+mod adapters;
 mod augment;
 mod evaluation;
 mod losses;
@@ -226,6 +227,11 @@ fn run_kind(kind: &str, run: impl Fn(&Case) -> Outcome + std::panic::RefUnwindSa
     }
     say(&format!("golden {kind}: {passed} passed, {} failed, {not_yet} not yet supported\n{table}", failed.len()));
     assert!(failed.is_empty(), "golden {kind}: failed: {}", failed.join(", "));
+}
+
+#[test]
+fn golden_adapters() {
+    run_kind("adapters", adapters::run);
 }
 
 #[test]
