@@ -16,6 +16,7 @@ use super::vit::{Vit, VitArch};
 /// burn's derived `Module` for an enum would put the variant's name into every parameter's path. This one does not, so that below
 /// a fixed prefix the paths are the keys of torchvision and timm.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one backbone in a run, and it moves rarely")]
 pub enum Backbone {
     /// Residual network.
     ResNet(ResNet),
@@ -145,3 +146,217 @@ impl ModuleDisplayDefault for Backbone {
 }
 
 impl ModuleDisplay for Backbone {}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::model::params::{Layout, read_buffers, read_weights, write};
+    use crate::model::{Noise, PositionEmbedding, VitConfig};
+
+    #[derive(Module, Debug)]
+    struct Wrapped {
+        backbone: Backbone,
+    }
+
+    fn build(text: &str, size: u32, device: &Device) -> Backbone {
+        let config: BackboneConfig = toml::from_str(text).unwrap();
+        Backbone::new(&config, size, &Scope::new(3, device)).unwrap()
+    }
+
+    const RESNET: &str = "[resnet]\ndepth = 18\nwidth = 0.125\nstem = \"cifar\"";
+    const RESNET50: &str = "[resnet]\ndepth = 50\nwidth = 0.125";
+    const VIT: &str = "[vit]\npatch = 8\ndim = 48\ndepth = 2\nheads = 4\nregisters = 2\nlayer_scale = 0.1\nqk_norm = true\n\
+                       drop_path = 0.5";
+
+    fn images(batch: usize, size: usize, device: &Device) -> Tensor<4> {
+        let count = batch * 3 * size * size;
+        let values: Vec<f32> = (0..count).map(|i| ((i * 7919 % 1009) as f32 / 504.5) - 1.0).collect();
+        Tensor::from_data(TensorData::new(values, [batch, 3, size, size]), device)
+    }
+
+    fn bits(features: Features) -> Vec<u32> {
+        let mut values = features.pooled.into_data().try_to_vec::<f32>().unwrap();
+        if let Some(patches) = features.patches {
+            values.extend(patches.into_data().try_to_vec::<f32>().unwrap());
+        }
+        values.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn train(batch: usize) -> Pass {
+        Pass::train(Noise { seed: 1, step: 4, rows: (0..batch as u64).map(|image| (image, 0)).collect() })
+    }
+
+    #[test]
+    fn paths_of_a_vit_are_the_keys_of_timm() {
+        let net = Wrapped { backbone: build(&VIT.replace("depth = 2", "depth = 1"), 16, &Device::flex()) };
+        let mut paths: Vec<String> = Layout::of(&net).entries().iter().map(|entry| entry.path.clone()).collect();
+        paths.sort();
+        let mut expected: Vec<String> = [
+            "cls_token",
+            "reg_token",
+            "pos_embed",
+            "patch_embed.proj.weight",
+            "patch_embed.proj.bias",
+            "blocks.0.norm1.weight",
+            "blocks.0.norm1.bias",
+            "blocks.0.attn.qkv.weight",
+            "blocks.0.attn.qkv.bias",
+            "blocks.0.attn.q_norm.weight",
+            "blocks.0.attn.q_norm.bias",
+            "blocks.0.attn.k_norm.weight",
+            "blocks.0.attn.k_norm.bias",
+            "blocks.0.attn.proj.weight",
+            "blocks.0.attn.proj.bias",
+            "blocks.0.ls1.gamma",
+            "blocks.0.norm2.weight",
+            "blocks.0.norm2.bias",
+            "blocks.0.mlp.fc1.weight",
+            "blocks.0.mlp.fc1.bias",
+            "blocks.0.mlp.fc2.weight",
+            "blocks.0.mlp.fc2.bias",
+            "blocks.0.ls2.gamma",
+            "norm.weight",
+            "norm.bias",
+        ]
+        .iter()
+        .map(|key| format!("backbone.{key}"))
+        .collect();
+        expected.sort();
+        assert_eq!(paths, expected);
+    }
+
+    #[test]
+    fn paths_of_a_resnet_are_the_keys_of_torchvision() {
+        let net = Wrapped { backbone: build(RESNET50, 32, &Device::flex()) };
+        let mut paths: Vec<String> = Layout::of(&net).entries().iter().map(|entry| entry.path.clone()).collect();
+        paths.sort();
+        let norm = |name: &str| ["weight", "bias", "running_mean", "running_var"].map(|leaf| format!("{name}.{leaf}"));
+        let mut expected = vec!["conv1.weight".to_owned()];
+        expected.extend(norm("bn1"));
+        for (stage, blocks) in [3, 4, 6, 3].into_iter().enumerate() {
+            for block in 0..blocks {
+                let place = format!("layer{}.{block}", stage + 1);
+                for index in 1..=3 {
+                    expected.push(format!("{place}.conv{index}.weight"));
+                    expected.extend(norm(&format!("{place}.bn{index}")));
+                }
+                if block == 0 {
+                    expected.push(format!("{place}.downsample.0.weight"));
+                    expected.extend(norm(&format!("{place}.downsample.1")));
+                }
+            }
+        }
+        let mut expected: Vec<String> = expected.iter().map(|key| format!("backbone.{key}")).collect();
+        expected.sort();
+        assert_eq!(paths, expected);
+    }
+
+    #[test]
+    fn every_parameter_is_drawn_under_its_own_path() {
+        for text in [VIT, RESNET, RESNET50] {
+            let net = build(text, 32, &Device::flex());
+            let layout = Layout::of(&net);
+            let weights = read_weights(&net, &layout);
+            let mut seen = std::collections::HashMap::new();
+            for entry in
+                layout.entries().iter().filter(|entry| entry.path.ends_with(".weight") && entry.shape.len() > 1)
+            {
+                let first = weights[entry.offset].to_bits();
+                assert_eq!(seen.insert(first, &entry.path), None, "two parameters share their draws");
+            }
+        }
+        // The path of the draw is the module path: the same layer alone gives the same numbers.
+        let net = build(VIT, 32, &Device::flex());
+        let layout = Layout::of(&net);
+        let entry = layout.entries().iter().find(|entry| entry.path == "blocks.1.mlp.fc2.weight").unwrap();
+        let scope = Scope::new(3, &Device::flex()).enter("blocks").enter(1).enter("mlp").enter("fc2");
+        let alone = scope.param("weight", [entry.shape[0], entry.shape[1]], crate::model::Init::TruncatedNormal(0.02));
+        let alone: Vec<f32> = alone.val().into_data().try_to_vec().unwrap();
+        assert_eq!(read_weights(&net, &layout)[entry.offset..entry.offset + entry.len], alone);
+    }
+
+    #[test]
+    fn a_pass_has_the_same_bits_with_and_without_recording() {
+        for (text, size) in [(VIT, 64), (RESNET, 32), (RESNET50, 64)] {
+            let plain = build(text, size, &Device::flex());
+            let recorded = build(text, size, &Device::flex().autodiff());
+            let size = size as usize;
+            for pass in [|| Pass::eval(), || train(4)] {
+                let expected = bits(plain.forward(images(4, size, &Device::flex()), &mut pass()));
+                let got = recorded.forward(images(4, size, &Device::flex().autodiff()), &mut pass());
+                assert!(got.pooled.is_tracked());
+                assert_eq!(bits(got), expected, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn weights_go_out_and_in() {
+        for text in [VIT, RESNET] {
+            let device = Device::flex().autodiff();
+            let net = build(text, 32, &device);
+            let layout = Layout::of(&net);
+            let (weights, buffers) = (read_weights(&net, &layout), read_buffers(&net, &layout));
+            let other = {
+                let config: BackboneConfig = toml::from_str(text).unwrap();
+                Backbone::new(&config, 32, &Scope::new(99, &device)).unwrap()
+            };
+            let other_layout = Layout::of(&other);
+            let copy = write(other, &other_layout, &weights, &buffers, &Device::flex());
+            assert_eq!(Layout::of(&copy), other_layout, "ids and kinds stay");
+            let expected = bits(net.forward(images(2, 32, &device), &mut Pass::eval()));
+            assert_eq!(bits(copy.forward(images(2, 32, &Device::flex()), &mut Pass::eval())), expected);
+        }
+    }
+
+    #[test]
+    fn segments_are_the_network_and_own_its_parameters() {
+        for text in [VIT, RESNET, RESNET50] {
+            let device = Device::flex();
+            let net = build(text, 32, &device);
+            let layout = Layout::of(&net);
+            let (weights, buffers) = (read_weights(&net, &layout), read_buffers(&net, &layout));
+            // Doubling a parameter must change the output of its own segment and of none before.
+            let run = |net: &Backbone| -> Vec<Vec<u32>> {
+                let mut at = Boundary::Map(images(2, 32, &device));
+                let mut pass = Pass::eval();
+                let mut seen = Vec::new();
+                for index in 0..net.num_segments() {
+                    at = net.forward_segment(index, at, &mut pass);
+                    seen.push(match at.clone() {
+                        Boundary::Map(map) => map.into_data().try_to_vec::<f32>().unwrap(),
+                        Boundary::Tokens(tokens) => tokens.into_data().try_to_vec::<f32>().unwrap(),
+                        Boundary::Features(features) => features.pooled.into_data().try_to_vec::<f32>().unwrap(),
+                    });
+                }
+                seen.into_iter().map(|values| values.into_iter().map(f32::to_bits).collect()).collect()
+            };
+            let reference = run(&net);
+            let mut owned = vec![0; net.num_segments()];
+            for entry in layout.entries().iter().filter(|entry| entry.path.ends_with("weight")) {
+                let mut changed = weights.clone();
+                changed[entry.offset..entry.offset + entry.len].iter_mut().for_each(|w| *w = *w * 1.5 + 0.01);
+                let outputs = run(&write(net.clone(), &layout, &changed, &buffers, &device));
+                let first = (0..outputs.len()).find(|&index| outputs[index] != reference[index]);
+                assert_eq!(first, Some(net.segment_of(&entry.path)), "{}", entry.path);
+                owned[net.segment_of(&entry.path)] += 1;
+            }
+            let idle: Vec<_> = (0..owned.len()).filter(|&i| owned[i] == 0).map(|i| net.segment_name(i)).collect();
+            assert!(idle.is_empty() || idle == ["pool"], "{idle:?}");
+        }
+    }
+
+    #[test]
+    fn fixed_positions_are_buffers() {
+        let config = VitConfig {
+            position: PositionEmbedding::Sincos,
+            ..toml::from_str("patch = 8\ndim = 48\nheads = 4").unwrap()
+        };
+        let net = Backbone::new(&BackboneConfig::Vit(config), 32, &Scope::new(0, &Device::flex().autodiff())).unwrap();
+        let layout = Layout::of(&net);
+        assert_eq!(layout.num_buffers(), 17 * 48);
+        assert!(read_buffers(&net, &layout)[..48].iter().all(|&v| v == 0.0), "none for the class token");
+    }
+}

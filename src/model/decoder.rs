@@ -83,6 +83,7 @@ impl DecoderArch {
 
 /// Predicts the pixels of every patch from the encoded visible ones. Its module paths are MAE's keys.
 #[derive(Module, Debug)]
+#[expect(clippy::struct_field_names, reason = "the keys of MAE's checkpoints")]
 pub struct Decoder {
     decoder_embed: Linear,
     mask_token: Param<Tensor<3>>,
@@ -178,4 +179,80 @@ fn restore_order(kept: &[usize], num_patches: usize) -> Vec<usize> {
         place[patch] = kept.len() + position;
     }
     place
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+    use crate::model::params::Layout;
+
+    fn arch() -> DecoderArch {
+        DecoderArch {
+            encoder_dim: 8,
+            class_token: true,
+            registers: 2,
+            grid: [2, 3],
+            patch_values: 12,
+            dim: 8,
+            depth: 1,
+            heads: 2,
+            hidden: 16,
+            eps: 1e-6,
+        }
+    }
+
+    #[test]
+    fn patches_go_back_to_their_places() {
+        assert_eq!(restore_order(&[4, 0, 2], 6), [1, 3, 2, 4, 0, 5]);
+    }
+
+    #[test]
+    fn the_order_of_the_kept_patches_does_not_matter() {
+        let decoder = Decoder::new(&arch(), &Scope::new(1, &Device::flex())).unwrap();
+        let token = |patch: usize| (0..8).map(move |i| ((patch * 8 + i) as f32).sin());
+        let predict = |kept: Vec<usize>| {
+            let values: Vec<f32> = [100, 101, 102].into_iter().chain(kept.clone()).flat_map(token).collect();
+            let tokens = Tensor::from_data(TensorData::new(values, [1, 3 + kept.len(), 8]), &Device::flex());
+            decoder.forward(tokens, &[kept], &Pass::eval()).into_data().try_to_vec::<f32>().unwrap()
+        };
+        let reference = predict(vec![4, 0, 2]);
+        assert_eq!(reference.len(), 6 * 12);
+        assert_eq!(predict(vec![0, 2, 4]), reference);
+        assert_ne!(predict(vec![0, 2, 5]), reference);
+    }
+
+    #[test]
+    fn paths_are_the_keys_of_mae() {
+        let decoder = Decoder::new(&arch(), &Scope::new(1, &Device::flex())).unwrap();
+        let layout = Layout::of(&decoder);
+        let outer: Vec<&str> = layout
+            .entries()
+            .iter()
+            .map(|entry| entry.path.as_str())
+            .filter(|path| !path.starts_with("decoder_blocks.0."))
+            .collect();
+        assert_eq!(
+            outer,
+            [
+                "decoder_embed.weight",
+                "decoder_embed.bias",
+                "mask_token",
+                "decoder_pos_embed",
+                "decoder_norm.weight",
+                "decoder_norm.bias",
+                "decoder_pred.weight",
+                "decoder_pred.bias",
+            ]
+        );
+        assert_eq!(layout.num_buffers(), 7 * 8, "the sine-cosine table is not trained");
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        let fail = |dim, heads| DecoderArch { dim, heads, ..arch() }.check().unwrap_err().key;
+        assert_eq!(fail(10, 2), "method.mae.decoder_dim");
+        assert_eq!(fail(8, 3), "method.mae.decoder_heads");
+    }
 }

@@ -13,7 +13,7 @@ use super::scope::Scope;
 pub struct ProjectionHeadArch {
     /// Widths, from the features to the projections.
     pub dims: Vec<usize>,
-    /// Biases of the linear layers in front of a norm and ReLU.
+    /// Biases of the linear layers in front of a norm and `ReLU`.
     pub hidden_bias: bool,
     /// The last layer.
     pub last: LastLayer,
@@ -44,7 +44,7 @@ impl ProjectionHeadArch {
     }
 }
 
-/// Linear, batch norm and ReLU, repeated; the last layer as its structure says.
+/// Linear, batch norm and `ReLU`, repeated; the last layer as its structure says.
 ///
 /// Weights are drawn as torch's default linear layers (SimCLR's own code draws them from a normal of deviation 0.01, which
 /// the norm behind them undoes).
@@ -100,5 +100,44 @@ impl ProjectionHead {
             }
         }
         x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::model::params::Layout;
+
+    fn paths(arch: &ProjectionHeadArch) -> Vec<String> {
+        let head = ProjectionHead::new(arch, &Scope::new(0, &Device::flex()));
+        Layout::of(&head).entries().iter().map(|entry| format!("{} {:?}", entry.path, entry.shape)).collect()
+    }
+
+    #[test]
+    fn simclr_has_no_biases_and_no_last_offset() {
+        assert_eq!(
+            paths(&ProjectionHeadArch::simclr(8, 6, 4, 2)),
+            [
+                "layers.0.linear.weight [6, 8]",
+                "layers.0.norm.weight [6]",
+                "layers.0.norm.bias [6]",
+                "layers.0.norm.running_mean [6]",
+                "layers.0.norm.running_var [6]",
+                "layers.1.linear.weight [4, 6]",
+                "layers.1.norm.weight [4]",
+                "layers.1.norm.running_mean [4]",
+                "layers.1.norm.running_var [4]",
+            ]
+        );
+        assert_eq!(ProjectionHeadArch::simclr(8, 6, 4, 3).dims, [8, 6, 6, 4]);
+    }
+
+    #[test]
+    fn a_linear_end_has_no_norm() {
+        let last = LastLayer::Linear { bias: true };
+        let paths = paths(&ProjectionHeadArch { dims: vec![3, 2], hidden_bias: true, last });
+        assert_eq!(paths, ["layers.0.linear.weight [2, 3]", "layers.0.linear.bias [2]"]);
     }
 }

@@ -44,6 +44,9 @@ impl Linear {
     ///
     /// # Shapes
     /// `[.., in]` to `[.., out]`.
+    ///
+    /// # Panics
+    /// When the last dimension is not the layer's input.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let mut shape = x.dims();
@@ -311,7 +314,7 @@ pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     exponentials.clone() / exponentials.sum_dim(D - 1)
 }
 
-/// Two linear layers with GELU between, or timm's packed SwiGLU.
+/// Two linear layers with GELU between, or timm's packed `SwiGLU`.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// `[hidden, dim]`.
@@ -377,7 +380,7 @@ pub struct BlockArch {
     pub heads: usize,
     /// Outputs of the MLP's first layer.
     pub hidden: usize,
-    /// SwiGLU instead of GELU.
+    /// `SwiGLU` instead of GELU.
     pub gated: bool,
     /// Biases of the qkv projection.
     pub qkv_bias: bool,
@@ -486,6 +489,12 @@ impl Block {
         }
     }
 
+    /// Returns the rates at which the two branches are dropped while training.
+    #[must_use]
+    pub fn drop_path(&self) -> [f64; 2] {
+        self.drop_path.map(|branch| branch.rate)
+    }
+
     /// Applies the block.
     ///
     /// # Shapes
@@ -500,5 +509,112 @@ impl Block {
         let x = x + self.drop_path[0].forward(branch, pass);
         let branch = scaled(&self.ls2, self.mlp.forward(self.norm2.forward(x.clone())));
         x + self.drop_path[1].forward(branch, pass)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::model::pass::Noise;
+
+    fn scope() -> Scope {
+        Scope::new(5, &Device::flex())
+    }
+
+    fn ramp<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+        let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| (i as f32 * 0.7).sin() + 0.3).collect();
+        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    }
+
+    fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+        x.into_data().try_to_vec().unwrap()
+    }
+
+    fn noise(rows: &[(u64, u64)]) -> Noise {
+        Noise { seed: 1, step: 2, rows: rows.to_vec() }
+    }
+
+    #[test]
+    fn linear_multiplies_by_the_transpose() {
+        let layer = Linear::torch_default(3, 2, true, &scope());
+        let (w, b) = (values(layer.weight.val()), values(layer.bias.as_ref().unwrap().val()));
+        let x = values(ramp([2, 2, 3]));
+        let y = values(layer.forward(ramp([2, 2, 3])));
+        for row in 0..4 {
+            for out in 0..2 {
+                let expected = b[out] + (0..3).map(|i| w[out * 3 + i] * x[row * 3 + i]).sum::<f32>();
+                assert!((y[row * 2 + out] - expected).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn batch_norm_uses_and_hands_over_the_statistics_of_the_micro_batch() {
+        let norm = BatchNorm::new(3, Affine::Full, &scope());
+        let x = ramp([2, 3, 2, 2]);
+        let mut pass = Pass::train(noise(&[(0, 0), (1, 0)]));
+        let y = values(norm.forward(x.clone(), &mut pass));
+        let stats = pass.take_batch_stats().pop().unwrap();
+        assert_eq!((stats.running_mean, stats.running_var), (norm.running_mean.id, norm.running_var.id));
+        let (mean, var) = (values(stats.mean), values(stats.var));
+        let x = values(x);
+        for channel in 0..3 {
+            let at = |i: usize| (i / 4) * 12 + channel * 4 + i % 4;
+            let expected_mean = (0..8).map(|i| f64::from(x[at(i)])).sum::<f64>() / 8.0;
+            let squares = (0..8).map(|i| (f64::from(x[at(i)]) - expected_mean).powi(2)).sum::<f64>();
+            assert!((f64::from(mean[channel]) - expected_mean).abs() < 1e-6);
+            assert!((f64::from(var[channel]) - squares / 7.0).abs() < 1e-6, "unbiased");
+            for i in 0..8 {
+                let expected = (f64::from(x[at(i)]) - expected_mean) / (squares / 8.0 + 1e-5).sqrt();
+                assert!((f64::from(y[at(i)]) - expected).abs() < 1e-5, "normalised with the biased variance");
+            }
+        }
+        assert_eq!(values(norm.running_mean.val()), [0.0; 3], "the layer does not change itself");
+        let mut pass = Pass::eval();
+        let y = values(norm.forward(ramp([2, 3, 2, 2]), &mut pass));
+        assert!(y.iter().zip(&x).all(|(y, x)| (y - x).abs() < 1e-4), "running statistics are those of a new layer");
+        assert!(pass.take_batch_stats().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "more than one value per channel")]
+    fn batch_norm_of_one_row_has_no_variance() {
+        let norm = BatchNorm::new(3, Affine::None, &scope());
+        let _ = norm.forward(ramp([1, 3]), &mut Pass::train(noise(&[(0, 0)])));
+    }
+
+    #[test]
+    fn drop_path_follows_the_image_not_the_row() {
+        let drop = DropPath::new(0.5, 3);
+        let keys: Vec<(u64, u64)> = (0..32).map(|i| (i / 2, i % 2)).collect();
+        let ones = |n| Tensor::<3>::ones([n, 1, 1], &Device::flex());
+        let all = values(drop.forward(ones(32), &Pass::train(noise(&keys))));
+        assert!(all.contains(&0.0) && all.contains(&2.0) && all.iter().all(|&v| v == 0.0 || v == 2.0));
+        let part: Vec<(u64, u64)> = keys[8..16].iter().rev().copied().collect();
+        let part = values(drop.forward(ones(8), &Pass::train(noise(&part))));
+        assert_eq!(part, all[8..16].iter().rev().copied().collect::<Vec<_>>());
+        let other = values(DropPath::new(0.5, 4).forward(ones(32), &Pass::train(noise(&keys))));
+        assert_ne!(other, all, "another layer");
+        assert_eq!(values(drop.forward(ones(32), &Pass::eval())), [1.0; 32]);
+    }
+
+    #[test]
+    fn softmax_sums_to_one_and_survives_large_values() {
+        let x = Tensor::<1>::from_data([1000.0f32, 999.0, -1000.0], &Device::flex());
+        let y = values(softmax(x));
+        let e = (-1f32).exp();
+        assert!((y[0] - 1.0 / (1.0 + e)).abs() < 1e-6 && (y[1] - e / (1.0 + e)).abs() < 1e-6 && y[2] == 0.0);
+    }
+
+    #[test]
+    fn layer_norm_has_mean_zero_and_unit_variance() {
+        let y = values(LayerNorm::new(6, 1e-6, &scope()).forward(ramp([2, 6])));
+        for row in y.chunks(6) {
+            let mean = row.iter().sum::<f32>() / 6.0;
+            assert!(mean.abs() < 1e-6);
+            assert!((row.iter().map(|v| v * v).sum::<f32>() / 6.0 - 1.0).abs() < 1e-4);
+        }
     }
 }

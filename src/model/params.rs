@@ -11,7 +11,7 @@ use super::scope::Kind;
 /// Where each saved tensor of a module lies in the flat vectors.
 ///
 /// Weights (trained) and buffers (not trained) have a vector each; the order is that of the module's visit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
     num_weights: usize,
@@ -144,13 +144,16 @@ pub enum LoadError {
 /// Reads all trained values.
 ///
 /// # Panics
-/// When the layout is of another module; so do the functions below.
+/// When the layout is of another module.
 #[must_use]
 pub fn read_weights<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
     read(module, layout, Kind::Trained, layout.num_weights)
 }
 
 /// Reads all values that are saved but not trained.
+///
+/// # Panics
+/// When the layout is of another module.
 #[must_use]
 pub fn read_buffers<M: Module>(module: &M, layout: &Layout) -> Vec<f32> {
     read(module, layout, Kind::Buffer, layout.num_buffers)
@@ -165,6 +168,9 @@ fn read<M: Module>(module: &M, layout: &Layout, kind: Kind, len: usize) -> Vec<f
 /// Puts values into a module, as new leaf tensors on `device` with the same ids.
 ///
 /// Trained parameters require a gradient if the device has autodiff, and share no node with the old ones.
+///
+/// # Panics
+/// When layout or values are of another module.
 #[must_use]
 pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[f32], device: &Device) -> M {
     assert_eq!(weights.len(), layout.num_weights, "weights of another network");
@@ -173,6 +179,9 @@ pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[
 }
 
 /// Takes the gradients out and lays them out flat; zero where a parameter has none.
+///
+/// # Panics
+/// When the layout is of another module or `out` has another length than its weights.
 pub fn gradients_into<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients, out: &mut [f32]) {
     assert_eq!(out.len(), layout.num_weights, "gradients of another network");
     module.visit(&mut GradientReader { at: Cursor::new(layout), gradients, out });
@@ -187,12 +196,6 @@ fn to_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 struct Lister {
     path: Vec<String>,
     layout: Layout,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Self { entries: Vec::new(), num_weights: 0, num_buffers: 0 }
-    }
 }
 
 impl ModuleVisitor for Lister {
@@ -283,5 +286,111 @@ impl ModuleVisitor for GradientReader<'_> {
             Some(gradient) => out.copy_from_slice(&to_vec(gradient)),
             None => out.fill(0.0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::model::layers::{Affine, BatchNorm, Linear};
+    use crate::model::{Noise, Pass, Scope};
+    use Kind::{Buffer, Trained};
+
+    #[derive(Module, Debug)]
+    struct Net {
+        used: Linear,
+        norm: BatchNorm,
+        unused: Linear,
+    }
+
+    fn net(device: &Device) -> Net {
+        let scope = Scope::new(1, device);
+        Net {
+            used: Linear::torch_default(2, 3, true, &scope.enter("used")),
+            norm: BatchNorm::new(3, Affine::Full, &scope.enter("norm")),
+            unused: Linear::torch_default(2, 2, false, &scope.enter("unused")),
+        }
+    }
+
+    #[test]
+    fn layouts_list_weights_and_buffers_apart_on_any_device() {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let layout = Layout::of(&net(&device));
+            let list: Vec<_> = layout.entries().iter().map(|e| (e.path.as_str(), e.offset, e.len, e.kind)).collect();
+            assert_eq!(
+                list,
+                [
+                    ("used.weight", 0, 6, Trained),
+                    ("used.bias", 6, 3, Trained),
+                    ("norm.weight", 9, 3, Trained),
+                    ("norm.bias", 12, 3, Trained),
+                    ("norm.running_mean", 0, 3, Buffer),
+                    ("norm.running_var", 3, 3, Buffer),
+                    ("unused.weight", 15, 4, Trained),
+                ]
+            );
+            assert_eq!((layout.num_weights(), layout.num_buffers()), (19, 6));
+        }
+    }
+
+    #[test]
+    fn gradients_are_flat_and_zero_where_unused() {
+        let device = Device::flex().autodiff();
+        let net = net(&device);
+        let layout = Layout::of(&net);
+        let x = Tensor::<2>::from_data([[1.0f32, 2.0], [3.0, 5.0]], &device);
+        let mut gradients = net.used.forward(x).sum().backward();
+        let mut out = vec![f32::NAN; 19];
+        gradients_into(&net, &layout, &mut gradients, &mut out);
+        assert_eq!(out[..9], [4.0, 7.0, 4.0, 7.0, 4.0, 7.0, 2.0, 2.0, 2.0]);
+        assert_eq!(out[9..], [0.0; 10]);
+    }
+
+    #[test]
+    fn written_parameters_are_new_leaves() {
+        let device = Device::flex().autodiff();
+        let old = net(&device);
+        let layout = Layout::of(&old);
+        let weights: Vec<f32> = (0..19u8).map(f32::from).collect();
+        let new = write(old.clone(), &layout, &weights, &[7.0; 6], &device);
+        assert_eq!((read_weights(&new, &layout), read_buffers(&new, &layout)), (weights, vec![7.0; 6]));
+        assert!(new.used.weight.val().is_require_grad() && !new.norm.running_mean.val().is_require_grad());
+        let x = Tensor::<2>::from_data([[1.0f32, 2.0]], &device);
+        let gradients = new.used.forward(x).sum().backward();
+        assert!(new.used.weight.val().grad(&gradients).is_some());
+        assert!(old.used.weight.val().grad(&gradients).is_none(), "no node is shared with the old network");
+        let plain = write(old, &layout, &[0.0; 19], &[0.0; 6], &Device::flex());
+        assert!(!plain.used.weight.val().is_autodiff());
+    }
+
+    #[test]
+    fn running_statistics_fold_as_in_torch() {
+        let net = net(&Device::flex());
+        let layout = Layout::of(&net);
+        let mut pass = Pass::train(Noise { seed: 0, step: 0, rows: vec![(0, 0), (1, 0)] });
+        let x = Tensor::from_data(TensorData::new(vec![1.0f32, 2.0, 3.0, 3.0, 6.0, 9.0], [2, 3]), &Device::flex());
+        let _ = net.norm.forward::<2>(x, &mut pass);
+        let mut buffers = read_buffers(&net, &layout);
+        layout.fold_batch_stats(&pass.take_batch_stats(), 0.1, &mut buffers);
+        let expected = [0.2, 0.4, 0.6, 0.9 + 0.1 * 2.0, 0.9 + 0.1 * 8.0, 0.9 + 0.1 * 18.0];
+        assert!(buffers.iter().zip(expected).all(|(b, e)| (f64::from(*b) - e).abs() < 1e-6), "{buffers:?}");
+    }
+
+    #[test]
+    fn wrong_tensors_are_named() {
+        let layout = Layout::of(&net(&Device::flex()));
+        let mut tensors: BTreeMap<String, Vec<f32>> =
+            layout.entries().iter().map(|entry| (entry.path.clone(), vec![1.0; entry.len])).collect();
+        assert_eq!(layout.collect(&tensors).unwrap(), (vec![1.0; 19], vec![1.0; 6]));
+        tensors.insert("extra".to_owned(), vec![]);
+        assert_eq!(layout.collect(&tensors).unwrap_err().to_string(), "`extra` is not part of this network");
+        tensors.remove("extra");
+        tensors.insert("used.bias".to_owned(), vec![0.0; 2]);
+        let message = "`used.bias` has 2 values, 3 are needed for shape [3]";
+        assert_eq!(layout.collect(&tensors).unwrap_err().to_string(), message);
+        tensors.remove("used.bias");
+        assert_eq!(layout.collect(&tensors).unwrap_err().to_string(), "`used.bias` is missing");
     }
 }

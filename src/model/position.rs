@@ -3,7 +3,7 @@
 /// Returns MAE's fixed two-dimensional table, row by row, `[height * width, dim]`.
 ///
 /// The first half of a vector encodes the column, the second the row, each as sines then cosines (`util/pos_embed.py` of
-/// facebookresearch/mae; `MoCo` v3 has the halves the other way round).
+/// facebookresearch/mae; MoCo v3 has the halves the other way round).
 ///
 /// # Panics
 /// When `dim` is not a multiple of 4.
@@ -63,7 +63,9 @@ fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
                     *weight = cubic((j as f64 + 0.5 - centre) / stretch, -0.5);
                 }
                 let total: f64 = row.iter().sum();
-                row.iter_mut().for_each(|weight| *weight /= total);
+                for weight in row.iter_mut() {
+                    *weight /= total;
+                }
             }
             Bicubic::Plain => {
                 let source = centre - 0.5;

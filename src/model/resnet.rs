@@ -307,3 +307,29 @@ impl Segmented for ResNet {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_and_width_are_checked() {
+        let fail = |depth, width| {
+            ResNetArch::from_config(&ResNetConfig { depth, width, stem: Stem::Cifar }).unwrap_err().to_string()
+        };
+        assert_eq!(
+            fail(20, 1.0),
+            "`backbone.resnet.depth`: no residual network of depth 20\nhint: set it to 18, 34 or 50"
+        );
+        assert!(fail(18, 0.001).starts_with("`backbone.resnet.width`: 0.001 gives 0 channels"));
+        assert!(fail(18, f64::NAN).starts_with("`backbone.resnet.width`"));
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_paper() {
+        let arch =
+            |depth, width| ResNetArch::from_config(&ResNetConfig { depth, width, stem: Stem::Imagenet }).unwrap();
+        assert_eq!((arch(18, 1.0).dim(), arch(34, 0.25).dim(), arch(50, 1.0).dim()), (512, 128, 2048));
+        assert_eq!(arch(50, 2.0).planes, [128, 256, 512, 1024]);
+    }
+}

@@ -53,7 +53,7 @@ impl Kind {
 
 /// A place in a network under construction: a path prefix, the run's seed and the device.
 ///
-/// Every parameter is drawn on the host from the ChaCha stream of `(seed, path)`, so the weights depend on neither the
+/// Every parameter is drawn on the host from the keyed stream of `(seed, path)`, so the weights depend on neither the
 /// device, nor the order of construction, nor which other parts the network has.
 #[derive(Clone, Debug)]
 pub struct Scope {
@@ -117,5 +117,55 @@ impl Scope {
         };
         let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw() as f32).collect();
         Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values<const D: usize>(param: &Param<Tensor<D>>) -> Vec<f32> {
+        param.val().into_data().try_to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_path_alone() {
+        let plain = Scope::new(1, &Device::flex());
+        let a = values(&plain.enter("a").param("weight", [4, 5], Init::Normal(1.0)));
+        let b = values(&plain.enter("b").param("weight", [4, 5], Init::Normal(1.0)));
+        assert_ne!(a, b, "another path");
+        let recorded = Scope::new(1, &Device::flex().autodiff());
+        assert_eq!(
+            values(&recorded.enter("b").param("weight", [4, 5], Init::Normal(1.0))),
+            b,
+            "another order and device"
+        );
+        assert_eq!(values(&recorded.enter("a").param("weight", [4, 5], Init::Normal(1.0))), a);
+        assert_ne!(values(&Scope::new(2, &Device::flex()).enter("a").param("weight", [4, 5], Init::Normal(1.0))), a);
+    }
+
+    #[test]
+    fn the_kind_outlives_devices_and_maps() {
+        use burn::module::Module;
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let scope = Scope::new(1, &device);
+            for _ in 0..8 {
+                let trained = scope.param("weight", [2], Init::Ones);
+                let buffer = scope.buffer(vec![0.0; 2], [2]);
+                assert_eq!(trained.val().is_require_grad(), device.is_autodiff());
+                assert!(!buffer.val().is_require_grad());
+                assert_eq!((Kind::of(trained.id), Kind::of(buffer.id)), (Kind::Trained, Kind::Buffer));
+                assert_eq!(Kind::of(buffer.valid().fork(&Device::flex()).map(|t| t * 2.0).id), Kind::Buffer);
+            }
+        }
+    }
+
+    #[test]
+    fn truncation_is_absolute() {
+        let wide = values(&Scope::new(3, &Device::flex()).param("w", [4000], Init::TruncatedNormal(1.5)));
+        assert!(wide.iter().all(|v| v.abs() <= 2.0) && wide.iter().any(|v| v.abs() > 1.9));
+        let usual = values(&Scope::new(3, &Device::flex()).param("w", [4000], Init::TruncatedNormal(0.02)));
+        let var = usual.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / 4000.0;
+        assert!((var.sqrt() - 0.02).abs() < 0.001, "{var}");
     }
 }

@@ -6,6 +6,7 @@ use super::pass::Pass;
 
 /// What crosses from one segment to the next.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a handful of handles; the tensors lie elsewhere")]
 pub enum Boundary {
     /// Images or feature maps, `[batch, channels, h, w]`.
     Map(Tensor<4>),

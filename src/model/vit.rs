@@ -15,6 +15,7 @@ use super::segment::{Boundary, Features, Segmented};
 
 /// Structure of a vision transformer.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent options, as timm has them")]
 pub struct VitArch {
     /// Height and width of the images that the position embedding is made for.
     pub image: [usize; 2],
@@ -30,7 +31,7 @@ pub struct VitArch {
     pub heads: usize,
     /// Outputs of the first layer of the MLP.
     pub hidden: usize,
-    /// SwiGLU MLP.
+    /// `SwiGLU` MLP.
     pub gated: bool,
     /// Class token.
     pub class_token: bool,
@@ -330,6 +331,19 @@ impl Vit {
         self.patch_embed.forward(images) + self.patch_positions(grid)
     }
 
+    /// As [`embed_patches`](Self::embed_patches), with `mask_token` in place of the projection of the patches where `masked` is
+    /// one (`SimMIM`, iBOT); the position is added to either.
+    ///
+    /// # Shapes
+    /// `[batch, channels, h, w]`, `[1, 1, dim]` and `[batch, patches, 1]` to `[batch, patches, dim]`.
+    #[must_use]
+    pub fn embed_masked(&self, images: Tensor<4>, mask_token: Tensor<3>, masked: Tensor<3>) -> Tensor<3> {
+        let [_, _, height, width] = images.dims();
+        let grid = [height / self.arch.patch, width / self.arch.patch];
+        let seen = masked.clone().neg() + 1.0;
+        self.patch_embed.forward(images) * seen + mask_token * masked + self.patch_positions(grid)
+    }
+
     /// Encodes patch tokens: puts class and register tokens in front, runs the blocks and the final norm.
     ///
     /// # Shapes
@@ -474,14 +488,12 @@ impl Segmented for Vit {
             return Boundary::Tokens(self.with_prefix(self.embed_patches(x.into_map())));
         }
         let x = x.into_tokens();
-        match self.blocks.get(index - 1) {
-            Some(block) => Boundary::Tokens(block.forward(x, pass)),
-            None => {
-                let tokens = self.final_norm(x);
-                let pooled = self.pool(tokens.clone());
-                Boundary::Features(Features { pooled, patches: Some(self.patches(tokens)) })
-            }
+        if let Some(block) = self.blocks.get(index - 1) {
+            return Boundary::Tokens(block.forward(x, pass));
         }
+        let tokens = self.final_norm(x);
+        let pooled = self.pool(tokens.clone());
+        Boundary::Features(Features { pooled, patches: Some(self.patches(tokens)) })
     }
 }
 
@@ -507,4 +519,58 @@ pub fn gather_tokens(tokens: Tensor<3>, kept: &[Vec<usize>]) -> Tensor<3> {
     }
     let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [batch * each]), &tokens.device());
     tokens.reshape([batch * count, dim]).select(0, rows).reshape([batch, each, dim])
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    fn config() -> VitConfig {
+        toml::from_str("patch = 8").unwrap()
+    }
+
+    #[test]
+    fn errors_name_the_key_the_value_and_the_fix() {
+        let fail = |config: VitConfig, size| VitArch::from_config(&config, size).unwrap_err().to_string();
+        assert_eq!(
+            fail(VitConfig { patch: 16, ..config() }, 100),
+            "`backbone.vit.patch`: images of 100 px are not a whole number of patches of 16 px\n\
+             hint: choose an image size that is a multiple of 16, or a patch of 2, 4, 5, 10, 20, 25"
+        );
+        assert_eq!(
+            fail(VitConfig { dim: Some(100), heads: Some(3), ..config() }, 32),
+            "`backbone.vit.heads`: a width of 100 does not divide into 3 heads\n\
+             hint: use a `dim` that is a multiple of 3, such as 102"
+        );
+        assert!(fail(VitConfig { class_token: false, ..config() }, 32).contains("`backbone.vit.pool`"));
+        assert!(fail(VitConfig { drop_path: 1.0, ..config() }, 32).contains("`backbone.vit.drop_path`"));
+        assert!(fail(VitConfig { depth: Some(0), ..config() }, 32).contains("`backbone.vit.depth`"));
+        let sincos = VitConfig { dim: Some(6), heads: Some(2), position: PositionEmbedding::Sincos, ..config() };
+        assert!(fail(sincos, 32).contains("set `dim` to 8"));
+    }
+
+    #[test]
+    fn gathering_is_picking_and_its_gradient_is_putting_back() {
+        let device = Device::flex().autodiff();
+        let x = Tensor::<3>::from_data([[[1.0f32], [2.0], [3.0]], [[4.0], [5.0], [6.0]]], &device).require_grad();
+        let picked = gather_tokens(x.clone(), &[vec![2, 0], vec![1, 2]]);
+        assert_eq!(picked.clone().into_data().try_to_vec::<f32>().unwrap(), [3.0, 1.0, 5.0, 6.0]);
+        let weights = Tensor::<3>::from_data([[[10.0f32], [20.0]], [[30.0], [40.0]]], &device);
+        let gradients = (picked * weights).sum().backward();
+        let gradient = x.grad(&gradients).unwrap().into_data().try_to_vec::<f32>().unwrap();
+        assert_eq!(gradient, [20.0, 0.0, 10.0, 0.0, 30.0, 40.0]);
+    }
+
+    #[test]
+    fn stochastic_depth_grows_linearly() {
+        let arch = VitArch::from_config(
+            &VitConfig { drop_path: 0.2, depth: Some(3), dim: Some(8), heads: Some(1), ..config() },
+            16,
+        );
+        let net = Vit::new(&arch.unwrap(), &Scope::new(0, &Device::flex())).unwrap();
+        let debug = format!("{:?}", net.blocks.iter().map(Block::drop_path).collect::<Vec<_>>());
+        assert_eq!(debug, format!("{:?}", [[0.0, 0.0], [0.1, 0.1], [0.2, 0.2]]));
+    }
 }

@@ -3,6 +3,7 @@
 //! `cargo test golden` walks `<dir>/<kind>/<name>.json`, chooses what to run by kind, name and `args`, prints one line a case and fails
 //! when a supported case differs. Nothing here knows a shape, a seed or a value of a particular case.
 
+mod adapters;
 mod augment;
 mod evaluation;
 mod losses;
@@ -103,6 +104,15 @@ impl Checks {
         if !(error <= tolerance) {
             self.failures.push(format!("{what}: differs by {error:.3e}, allowed {tolerance:.3e}"));
         }
+    }
+
+    /// Takes over the comparisons of `other`.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        if other.worst > self.worst || other.worst.is_nan() {
+            (self.worst, self.worst_what) = (other.worst, other.worst_what);
+        }
+        self.failures.extend(other.failures);
     }
 
     /// Relative difference of two numbers.
@@ -217,6 +227,11 @@ fn run_kind(kind: &str, run: impl Fn(&Case) -> Outcome + std::panic::RefUnwindSa
     }
     say(&format!("golden {kind}: {passed} passed, {} failed, {not_yet} not yet supported\n{table}", failed.len()));
     assert!(failed.is_empty(), "golden {kind}: failed: {}", failed.join(", "));
+}
+
+#[test]
+fn golden_adapters() {
+    run_kind("adapters", adapters::run);
 }
 
 #[test]
