@@ -21,7 +21,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use burn::tensor::activation;
 
-use super::bridge::{self, Operand, buffer, consume, primitive, record, register, slice, wants};
+use super::bridge::{self, Operand, consume, primitive, record, register, slice, wants};
+use super::memory::buffer;
 use super::simd::{add_to_totals, mul_add, vectorized};
 
 /// What batch norm gives while training.

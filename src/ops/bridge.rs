@@ -110,20 +110,3 @@ pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
 fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
-
-/// Returns a buffer for `len` values that the caller overwrites, every one, before reading it.
-///
-/// Zeroing an output costs as much memory traffic as writing it. Tests fill the buffer with NaN, so a value that a kernel
-/// forgets shows up.
-pub(super) fn buffer(len: usize) -> Vec<f32> {
-    if cfg!(any(test, miri)) {
-        return vec![f32::NAN; len];
-    }
-    let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is `len`, every bit pattern is an `f32`, and the caller writes before it reads.
-    #[expect(unsafe_code, clippy::uninit_vec)]
-    unsafe {
-        values.set_len(len);
-    }
-    values
-}

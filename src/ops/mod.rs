@@ -23,6 +23,7 @@ mod bridge;
 mod conv2d;
 mod gemm;
 mod im2col;
+mod memory;
 mod simd;
 #[cfg(test)]
 mod testing;
