@@ -12,6 +12,7 @@ use burn::tensor::{Bytes, DType, Shape, Tensor};
 pub(super) struct Operand {
     values: FlexTensor,
     node: Option<NodeGuard>,
+    tracked: bool,
 }
 
 impl Operand {
@@ -23,13 +24,19 @@ impl Operand {
         if tensor.dtype() != DType::F32 {
             return None;
         }
+        let tracked = tensor.is_tracked();
         let (values, node) = if graph {
             let (values, node) = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>().ok()?.into_parts();
             (values, Some(node))
         } else {
             (tensor.try_into_primitive::<Flex>().ok()?, None)
         };
-        Some(Self { values: contiguous(values), node })
+        Some(Self { values: contiguous(values), node, tracked })
+    }
+
+    /// Tells whether a gradient will flow to or through this input.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.tracked
     }
 
     /// Returns the values, row-major.

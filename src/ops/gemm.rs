@@ -1,5 +1,7 @@
 //! Matrix products over slices.
 
+use super::memory::{WorkArea, work_area};
+
 /// A matrix in a slice: element `(r, c)` is at `r * row_stride + c * column_stride`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix<'a> {
@@ -90,6 +92,22 @@ pub(super) fn matmul(out: &mut [f32], row_stride: usize, a: Matrix, b: Matrix, a
             gemm::Parallelism::None,
         );
     }
+}
+
+/// Copies the transposed matrix of a row-major one: products are fastest with both factors row-major, by 5 to 20 %.
+pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> WorkArea {
+    const SIDE: usize = 16; // a line of the cache in both
+    let mut out = work_area(rows * columns);
+    for row in (0..rows).step_by(SIDE) {
+        for column in (0..columns).step_by(SIDE) {
+            for r in row..rows.min(row + SIDE) {
+                for c in column..columns.min(column + SIDE) {
+                    out[c * rows + r] = values[r * columns + c];
+                }
+            }
+        }
+    }
+    out
 }
 
 #[cfg(test)]

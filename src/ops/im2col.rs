@@ -11,7 +11,7 @@
 //! with stride 1 has `col = x`.
 
 use super::conv2d::Geometry;
-use super::gemm::{Matrix, matmul};
+use super::gemm::{Matrix, matmul, transposed};
 use super::memory::{WorkArea, buffer, work_area};
 use super::simd::add_assign;
 
@@ -23,8 +23,9 @@ pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
     let mut y = buffer(g.pixels() * g.out_channels);
     if g.is_pointwise() {
-        let (x, weight) = (Matrix::new(x, g.pixels(), window), Matrix::new(weight, g.out_channels, window));
-        matmul(&mut y, g.out_channels, x, weight.t(), false);
+        let weight = transposed(weight, g.out_channels, window);
+        let (x, weight) = (Matrix::new(x, g.pixels(), window), Matrix::new(&weight, window, g.out_channels));
+        matmul(&mut y, g.out_channels, x, weight, false);
         return y;
     }
     let weight = window_major(weight, g);

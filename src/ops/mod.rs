@@ -18,11 +18,14 @@
 //! multiply-adds round once, so the two differ in the last bit: one machine type gives one result. [`instruction_set`] names
 //! the path for the environment record. Matrix products are the `gemm` crate's, which chooses on its own.
 
+mod attention;
 mod batch_norm;
 mod bridge;
 mod conv2d;
 mod gemm;
 mod im2col;
+mod layer_norm;
+mod linear;
 mod memory;
 mod simd;
 #[cfg(test)]
@@ -31,8 +34,11 @@ mod winograd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use attention::attention;
 pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_train};
 pub use conv2d::{conv2d, conv2d_nhwc, to_nchw, to_nhwc};
+pub use layer_norm::layer_norm;
+pub use linear::{linear, linear_gelu, linear_residual};
 pub use simd::instruction_set;
 
 /// Set once, from the recipe, before the first pass.

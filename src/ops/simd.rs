@@ -99,6 +99,56 @@ pub(super) fn reduce(len: usize, term: impl Fn(usize) -> f32) -> f32 {
     sum
 }
 
+/// Computes `e^x` within 2 units in the last place: `x = n ln 2 + r`, a polynomial for `e^r` (Cephes `expf`), `n` into the exponent.
+/// Below -87 it stays at `e^-87`, about 1e-38; NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
+#[expect(clippy::excessive_precision, reason = "as published")]
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+    /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    // ln 2 in two parts, the first with few bits.
+    let r = mul_add::<FMA>(n, -0.693_359_375, x);
+    let r = mul_add::<FMA>(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_150_0e-4;
+    p = mul_add::<FMA>(p, r, 1.398_199_950_7e-3);
+    p = mul_add::<FMA>(p, r, 8.333_451_907_3e-3);
+    p = mul_add::<FMA>(p, r, 4.166_579_589_4e-2);
+    p = mul_add::<FMA>(p, r, 1.666_666_545_9e-1);
+    p = mul_add::<FMA>(p, r, 5.000_000_120_1e-1);
+    let p = mul_add::<FMA>(p, r * r, r) + 1.0;
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    p * f32::from_bits(exponent)
+}
+
+/// Computes the error function within 2e-7: a rational function of `x` on [-4, 4] (the one in Eigen and TensorFlow), +-1
+/// outside; NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
+#[expect(clippy::excessive_precision, reason = "as published")]
+pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
+    let x = if x < -4.0 { -4.0 } else { x };
+    let x = if x > 4.0 { 4.0 } else { x };
+    let square = x * x;
+    let mut p = -2.726_142_258_013_06e-10;
+    p = mul_add::<FMA>(p, square, 2.770_681_424_959_02e-8);
+    p = mul_add::<FMA>(p, square, -2.101_024_020_825_08e-6);
+    p = mul_add::<FMA>(p, square, -5.692_506_394_623_46e-5);
+    p = mul_add::<FMA>(p, square, -7.349_906_303_268_55e-4);
+    p = mul_add::<FMA>(p, square, -2.954_599_808_540_25e-3);
+    p = mul_add::<FMA>(p, square, -1.609_603_332_624_15e-2);
+    let mut q = -1.456_607_184_649_96e-5;
+    q = mul_add::<FMA>(q, square, -2.133_740_552_789_05e-4);
+    q = mul_add::<FMA>(q, square, -1.682_826_974_382_03e-3);
+    q = mul_add::<FMA>(q, square, -7.373_329_167_204_68e-3);
+    q = mul_add::<FMA>(q, square, -1.426_473_905_141_89e-2);
+    x * p / q
+}
+
 vectorized! {
     /// Adds a slice to another.
     pub(super) fn add_assign(to: &mut [f32], from: &[f32]) {
@@ -126,8 +176,8 @@ vectorized! {
     }
 }
 
-/// Rows per block of [`column_sums`].
-const SUM_ROWS: usize = 128;
+/// Rows per block of [`column_sums`] and of reductions like it.
+pub(super) const SUM_ROWS: usize = 128;
 
 /// Sums the columns of a row-major matrix: blocks of 128 rows in `f32`, blocks in `f64`, top to bottom.
 pub(super) fn column_sums(matrix: &[f32], columns: usize) -> Vec<f32> {
@@ -246,6 +296,54 @@ mod x86 {
         fn add_scaled(self, factor: f32, other: Self) -> Self {
             // SAFETY: registers only.
             unsafe { _mm256_fmadd_ps(_mm256_set1_ps(factor), other, self) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    vectorized! {
+        fn both(x: &[f32], exps: &mut [f32], erfs: &mut [f32]) {
+            for ((x, exp_x), erf_x) in x.iter().zip(exps).zip(erfs) {
+                *exp_x = exp::<FMA>(*x);
+                *erf_x = erf::<FMA>(*x);
+            }
+        }
+    }
+
+    #[test]
+    fn exponential_and_error_function() {
+        let x: Vec<f32> = (-86_999..88_000).map(|i| i as f32 * 1e-3).collect();
+        let (mut exps, mut erfs) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        both(&x, &mut exps, &mut erfs);
+        for ((x, exp_x), erf_x) in x.iter().zip(&exps).zip(&erfs) {
+            let exact = f64::from(*x).exp();
+            assert!((f64::from(*exp_x) - exact).abs() <= 2.5e-7 * exact, "exp({x}) = {exp_x}");
+            if x.abs() < 6.0 {
+                assert!((f64::from(*erf_x) - erf_series(f64::from(*x))).abs() < 3e-7, "erf({x}) = {erf_x}");
+            }
+        }
+        both(&[f32::NAN, -1e30, 1e30], &mut exps[..3], &mut erfs[..3]);
+        assert!(exps[0].is_nan() && erfs[0].is_nan());
+        assert!(exps[1] < 1e-37 && exps[2] > 1e38 && erfs[1] < -0.999_999 && erfs[2] > 0.999_999);
+    }
+
+    /// Taylor's series; enough terms for 6.
+    fn erf_series(x: f64) -> f64 {
+        crate::ops::testing::erf(x)
+    }
+
+    #[test]
+    fn column_sums_of_awkward_shapes() {
+        for (rows, columns) in [(0, 3), (3, 0), (1, 1), (129, 7), (1000, 33)] {
+            let matrix = crate::ops::testing::values(rows * columns, 5);
+            let sums = column_sums(&matrix, columns);
+            for (c, sum) in sums.iter().enumerate() {
+                let exact: f64 = matrix.iter().skip(c).step_by(columns).map(|x| f64::from(*x)).sum();
+                assert!((f64::from(*sum) - exact).abs() < 1e-5);
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn flat(values: &[f32], device: &Device) -> Tensor<1> {
 
 /// The values of a tensor.
 pub(super) fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
+    tensor.into_data().try_to_vec().unwrap()
 }
 
 /// Flattens a tensor of any rank.
@@ -91,4 +91,17 @@ pub(super) fn assert_same_bits(inputs: &[&[f32]], f: impl Fn(&[Tensor<1>]) -> Te
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         assert_eq!(pool.install(all), here, "in a pool of {threads}");
     }
+}
+
+/// The error function in float64, by its Taylor series.
+pub(super) fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..120 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
 }
