@@ -11,7 +11,7 @@
 //! with stride 1 has `col = x`.
 
 use super::conv2d::Geometry;
-use super::gemm::{Matrix, matmul, transposed};
+use super::gemm::{Matrix, matmul, product, transposed};
 use super::memory::{WorkArea, buffer, work_area};
 use super::simd::add_assign;
 
@@ -21,22 +21,23 @@ const BLOCK: usize = 256;
 /// Computes the convolution of `x` `[batch, h, w, channels]` with `weight` `[out, channels, kh, kw]`.
 pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
-    let mut y = buffer(g.pixels() * g.out_channels);
     if g.is_pointwise() {
         let weight = transposed(weight, g.out_channels, window);
-        let (x, weight) = (Matrix::new(x, g.pixels(), window), Matrix::new(&weight, window, g.out_channels));
-        matmul(&mut y, g.out_channels, x, weight, false);
-        return y;
+        return product(Matrix::new(x, g.pixels(), window), Matrix::new(&weight, window, g.out_channels));
     }
+    let mut y = buffer(g.pixels() * g.out_channels);
     let weight = window_major(weight, g);
     let weight = Matrix::new(&weight, window, g.out_channels);
     let mut columns = work_area(g.block_lines(BLOCK) * g.out_width() * window);
+    let mut block = work_area(g.block_lines(BLOCK) * g.out_width() * g.out_channels);
     for lines in g.blocks(BLOCK) {
         let pixels = lines.len() * g.out_width();
         let columns = &mut columns[..pixels * window];
         gather(x, g, lines.clone(), columns);
         let start = lines.start * g.out_width() * g.out_channels;
-        matmul(&mut y[start..], g.out_channels, Matrix::new(columns, pixels, window), weight, false);
+        let block = &mut block[..pixels * g.out_channels];
+        matmul(block, g.out_channels, Matrix::new(columns, pixels, window), weight, false);
+        y[start..start + block.len()].copy_from_slice(block); // as `gemm::matmul_by_blocks` says
     }
     y
 }
@@ -45,10 +46,8 @@ pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
 pub(super) fn input_gradient(weight: &[f32], dy: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
     if g.is_pointwise() {
-        let mut dx = buffer(g.pixels() * window);
-        let (dy, weight) = (Matrix::new(dy, g.pixels(), g.out_channels), Matrix::new(weight, g.out_channels, window));
-        matmul(&mut dx, window, dy, weight, false);
-        return dx;
+        let dy = Matrix::new(dy, g.pixels(), g.out_channels);
+        return product(dy, Matrix::new(weight, g.out_channels, window));
     }
     let mut dx = vec![0.0; g.batch * g.height * g.width * g.channels];
     let weight = out_major(weight, g);

@@ -9,8 +9,8 @@
 //! dx = dh W          dW = dh^T x                         db = sum of dh over rows
 //! ```
 //!
-//! where `Phi` is the normal distribution function `(1 + erf(h / sqrt 2)) / 2` and `phi` its density. Rows go in blocks of [`BLOCK`], so
-//! that bias, GELU and residual meet a block of the product in the cache. GELU's gradient comes from the saved `h`.
+//! where `Phi` is the normal distribution function `(1 + erf(h / sqrt 2)) / 2` and `phi` its density. Bias, GELU and residual meet a block of the product
+//! in the cache. GELU's gradient comes from the saved `h`.
 
 use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -20,12 +20,9 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, activation};
 
 use super::bridge::{Operand, consume, primitive, record, register, slice, wants};
-use super::gemm::{Matrix, matmul, transposed};
+use super::gemm::{Matrix, matmul, matmul_by_blocks, product, transposed};
 use super::memory::{buffer, work_area};
-use super::simd::{add_assign, add_row, column_sums, erf, exp, mul_add, vectorized};
-
-/// Rows per block.
-const BLOCK: usize = 256;
+use super::simd::{add_row, column_sums, erf, exp, mul_add, vectorized};
 
 /// Computes `x W^T + b`. `[.., in]`, `[out, in]`, `[out]` -> `[.., out]`
 ///
@@ -127,32 +124,25 @@ impl Linear {
         let residual = self.residual.then(|| operands[operands.len() - 1].slice());
         let mut y = buffer(rows * outs);
         let mut kept = (self.gelu && operands.iter().any(Operand::is_tracked)).then(|| buffer(rows * outs));
-        let mut passing = work_area(if self.gelu && kept.is_none() { BLOCK.min(rows) * outs } else { 0 });
-        for start in (0..rows).step_by(BLOCK) {
-            let block = BLOCK.min(rows - start);
-            let span = start * outs..(start + block) * outs;
-            let x = Matrix::new(&x[start * ins..], block, ins);
+        matmul_by_blocks(Matrix::new(x, rows, ins), weight, |rows, product| {
+            let span = rows.start * outs..rows.end * outs;
             let y = &mut y[span.clone()];
-            let product = |to: &mut [f32]| {
-                matmul(to, outs, x, weight, false);
-                if let Some(bias) = bias {
-                    add_row(to, bias);
+            match (self.gelu, bias, residual) {
+                (true, bias, _) => {
+                    if let Some(bias) = bias {
+                        add_row(product, bias);
+                    }
+                    gelu(product, y);
+                    if let Some(kept) = &mut kept {
+                        kept[span].copy_from_slice(product);
+                    }
                 }
-            };
-            if self.gelu {
-                let h = match &mut kept {
-                    Some(kept) => &mut kept[span],
-                    None => &mut passing[..span.len()],
-                };
-                product(h);
-                gelu(h, y);
-            } else {
-                product(y);
-                if let Some(residual) = residual {
-                    add_assign(y, &residual[span]);
-                }
+                (false, Some(bias), Some(residual)) => biased_sum(product, bias, &residual[span], y),
+                (false, Some(bias), None) => biased(product, bias, y),
+                (false, None, Some(residual)) => sum(product, &residual[span], y),
+                (false, None, None) => y.copy_from_slice(product),
             }
-        }
+        });
         (y, kept)
     }
 }
@@ -175,12 +165,7 @@ impl<const N: usize> Backward<Flex, N> for Linear {
             None => slice(&gradient),
         };
         if wants(&ops, 0) {
-            let mut dx = buffer(rows * ins);
-            let weight = Matrix::new(slice(weight), outs, ins);
-            for start in (0..rows).step_by(BLOCK) {
-                let dh = Matrix::new(&dh[start * outs..], BLOCK.min(rows - start), outs);
-                matmul(&mut dx[start * ins..], ins, dh, weight, false);
-            }
+            let dx = product(Matrix::new(dh, rows, outs), Matrix::new(slice(weight), outs, ins));
             register(grads, &ops, 0, || primitive(dx, [rows * ins]).reshape(shape));
         }
         register(grads, &ops, 1, || {
@@ -198,6 +183,33 @@ impl<const N: usize> Backward<Flex, N> for Linear {
 }
 
 vectorized! {
+    /// `y = h + bias`
+    fn biased(h: &[f32], bias: &[f32], y: &mut [f32]) {
+        for (h, y) in h.chunks_exact(bias.len().max(1)).zip(y.chunks_exact_mut(bias.len().max(1))) {
+            for ((y, h), bias) in y.iter_mut().zip(h).zip(bias) {
+                *y = *h + *bias;
+            }
+        }
+    }
+
+    /// `y = h + residual`
+    fn sum(h: &[f32], residual: &[f32], y: &mut [f32]) {
+        for ((y, h), residual) in y.iter_mut().zip(h).zip(residual) {
+            *y = *h + *residual;
+        }
+    }
+
+    /// `y = h + bias + residual`
+    fn biased_sum(h: &[f32], bias: &[f32], residual: &[f32], y: &mut [f32]) {
+        let width = bias.len().max(1);
+        let rows = h.chunks_exact(width).zip(residual.chunks_exact(width)).zip(y.chunks_exact_mut(width));
+        for ((h, residual), y) in rows {
+            for (((y, h), residual), bias) in y.iter_mut().zip(h).zip(residual).zip(bias) {
+                *y = (*h + *bias) + *residual;
+            }
+        }
+    }
+
     /// `y = h Phi(h)`
     fn gelu(h: &[f32], y: &mut [f32]) {
         for (y, h) in y.iter_mut().zip(h) {
