@@ -10,7 +10,7 @@
 //!
 //! The products read and write the packed layout through strides, so no head is ever copied, and one `n x n` matrix is alive at a
 //! time. `P` is not kept: the backward pass rebuilds it, bit by bit, from the scores' maximum and the inverse sum of each row.
-//! `rowsum(dO O)` equals the softmax gradient's `rowsum(dP P)` (Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, appendix B).
+//! `rowsum(dO O)` equals the softmax gradient's `rowsum(dP P)` (Dao et al., <https://arxiv.org/abs/2205.14135>, appendix B).
 
 use std::ops::Range;
 
@@ -205,7 +205,6 @@ vectorized! {
 
 /// Returns the largest value; skips NaN.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 fn maximum(row: &[f32]) -> f32 {
     let mut lanes = [f32::MIN; LANES];
     let (whole, rest) = row.as_chunks::<LANES>();
@@ -219,6 +218,7 @@ fn maximum(row: &[f32]) -> f32 {
 }
 
 /// The same by burn's operations.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of the operation it stands in for")]
 fn plain(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
     let [batch, tokens, packed] = qkv.dims();
     let (width, size) = (packed / 3, packed / 3 / heads);

@@ -18,6 +18,9 @@
 //! multiply-adds round once, so the two differ in the last bit: one machine type gives one result. [`instruction_set`] names
 //! the path for the environment record. Matrix products are the `gemm` crate's, which chooses on its own.
 
+#![allow(clippy::inline_always, reason = "a function takes on its caller's target features by being inlined")]
+#![allow(clippy::needless_range_loop, reason = "formulas with several tensors under one index")]
+
 mod attention;
 mod batch_norm;
 mod bridge;

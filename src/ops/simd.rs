@@ -42,7 +42,7 @@ macro_rules! vectorized {
         #[allow(clippy::too_many_arguments)]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            #[allow(clippy::too_many_arguments, clippy::inline_always)]
+            #[allow(clippy::too_many_arguments)]
             fn body<const FMA: bool>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
@@ -66,14 +66,12 @@ pub(super) use vectorized;
 
 /// Computes `a * b + c`, rounded once where the machine can.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 pub(super) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// Sums `term(i)` for `i` in `0..len` in [`LANES`] interleaved sums.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 pub(super) fn reduce(len: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let whole = len / LANES * LANES;
@@ -102,7 +100,6 @@ pub(super) fn reduce(len: usize, term: impl Fn(usize) -> f32) -> f32 {
 /// Computes `e^x` within 2 units in the last place: `x = n ln 2 + r`, a polynomial for `e^r` (Cephes `expf`), `n` into the exponent.
 /// Below -87 it stays at `e^-87`, about 1e-38; NaN stays NaN.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 #[expect(clippy::excessive_precision, reason = "as published")]
 pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
@@ -128,7 +125,6 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
 /// Computes the error function within 4e-7: a rational function of `x` on [-4, 4] (the one in Eigen and TensorFlow), +-1
 /// outside; NaN stays NaN.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 #[expect(clippy::excessive_precision, reason = "as published")]
 pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
     let x = if x < -4.0 { -4.0 } else { x };
@@ -220,7 +216,6 @@ pub(super) trait Octet: Copy {
     fn add_scaled(self, factor: f32, other: Self) -> Self;
 }
 
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 impl Octet for [f32; 8] {
     #[inline(always)]
     fn load(from: &[f32; 8]) -> Self {
@@ -260,7 +255,6 @@ mod x86 {
         _mm256_storeu_ps, _mm256_sub_ps,
     };
 
-    #[expect(clippy::inline_always, reason = "must take on the caller's target features")]
     impl super::Octet for __m256 {
         #[inline(always)]
         fn load(from: &[f32; 8]) -> Self {
