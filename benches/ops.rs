@@ -130,6 +130,19 @@ impl Bench {
         self.compare(&name, (8 * batch * size * size * channels) as f64, &ours, &burns);
     }
 
+    fn max_pool(&self, batch: usize, size: usize, channels: usize) {
+        let x = self.random([batch, size, size, channels], 1.0).require_grad();
+        let nchw = ops::to_nchw(x.clone().inner());
+        let nchw = nchw.mul_scalar(1.0); // a copy in this layout
+        let ours = || ops::max_pool2d_nhwc(x.clone(), [3, 3], [2, 2], [1, 1]);
+        let burns = || {
+            let options = burn::tensor::ops::MaxPoolOptions::new([3, 3]).with_stride([2, 2]).with_padding([1, 1]);
+            module::max_pool2d(Tensor::from_inner(nchw.clone()).require_grad(), options)
+        };
+        let name = format!("max pool 3x3/2 {size}px {channels} b{batch}");
+        self.compare(&name, (9 * batch * size * size * channels / 4) as f64, &ours, &burns);
+    }
+
     fn linear(&self, rows: usize, ins: usize, outs: usize, kind: &str) {
         let x = self.random([rows, ins], 1.0).require_grad();
         let (w, b) = (self.random([outs, ins], 0.05).require_grad(), self.random([outs], 1.0).require_grad());
@@ -199,6 +212,7 @@ fn main() {
         bench.batch_norm(32, 32, 64, false);
         bench.batch_norm(32, 32, 64, true);
         bench.batch_norm(32, 4, 512, true);
+        bench.max_pool(4, 112, 64);
         bench.linear(1024, 1024, 1024, "");
         bench.linear(2080, 192, 576, "");
         bench.linear(2080, 192, 768, "+gelu");

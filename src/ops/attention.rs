@@ -8,8 +8,8 @@
 //! dV = P^T dO        dP = dO V^T        dS = s P (dP - rowsum(dO O))        dQ = dS K        dK = dS^T Q
 //! ```
 //!
-//! The products read and write the packed layout through strides, so no head is ever copied, and one `n x n` matrix is alive at a
-//! time. `P` is not kept: the backward pass rebuilds it, bit by bit, from the scores' maximum and the inverse sum of each row.
+//! A head's columns are copied to the cache (transposed where a product wants it) and its results from there, which costs `n h` moves
+//! for `n n h` products; no permuted copy of a whole tensor is made, and one or two `n x n` matrices are alive at a time. `P` is not kept: the backward pass rebuilds it, bit by bit, from the scores' maximum and the inverse sum of each row.
 //! `rowsum(dO O)` equals the softmax gradient's `rowsum(dP P)` (Dao et al., <https://arxiv.org/abs/2205.14135>, appendix B).
 
 use std::ops::Range;
@@ -86,54 +86,83 @@ impl Attention {
         })
     }
 
-    /// A head's part of the packed tensor, of the output, or of a tensor like one of them, as a matrix `[tokens, size]`.
-    fn packed<'a>(&self, values: &'a [f32], at: usize) -> Matrix<'a> {
-        Matrix::with_stride(&values[at..], self.tokens, self.size, 3 * self.width())
-    }
-
-    fn unpacked<'a>(&self, values: &'a [f32], at: usize) -> Matrix<'a> {
-        Matrix::with_stride(&values[at..], self.tokens, self.size, self.width())
-    }
-
     /// Returns the output and, for each row of scores, the scaled maximum and the inverse sum.
     fn forward(&self, qkv: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let n = self.tokens;
-        let mut output = buffer(self.batch * n * self.width());
+        let (n, size, width) = (self.tokens, self.size, self.width());
+        let mut output = buffer(self.batch * n * width);
         let mut statistics = buffer(2 * self.batch * self.heads * n);
-        if self.size == 0 || n == 0 {
+        if size == 0 || n == 0 {
             statistics.fill(0.0);
             return (output, statistics);
         }
-        let mut scores = work_area(n * n);
+        let (mut q, mut k, mut v) = (work_area(n * size), work_area(n * size), work_area(n * size));
+        let (mut scores, mut out) = (work_area(n * n), work_area(n * size));
         for head in self.heads() {
-            matmul(&mut scores, n, self.packed(qkv, head.q), self.packed(qkv, head.k).t(), false);
+            copy_head(&qkv[head.q..], 3 * width, size, &mut q);
+            copy_head_transposed(&qkv[head.k..], 3 * width, n, &mut k);
+            copy_head(&qkv[head.v..], 3 * width, size, &mut v);
+            matmul(&mut scores, n, Matrix::new(&q, n, size), Matrix::new(&k, size, n), false);
             softmax(&mut scores, self.scale(), &mut statistics[head.statistics.clone()]);
-            let out = &mut output[head.output..];
-            matmul(out, self.width(), Matrix::new(&scores, n, n), self.packed(qkv, head.v), false);
+            matmul(&mut out, size, Matrix::new(&scores, n, n), Matrix::new(&v, n, size), false);
+            put_head(&out, size, &mut output[head.output..], width);
         }
         (output, statistics)
     }
 
     fn backward(&self, qkv: &[f32], output: &[f32], statistics: &[f32], dy: &[f32]) -> Vec<f32> {
-        let (n, stride) = (self.tokens, 3 * self.width());
+        let (n, size, width) = (self.tokens, self.size, self.width());
         let mut gradient = buffer(qkv.len());
-        if self.size == 0 || n == 0 {
+        if size == 0 || n == 0 {
             return gradient;
         }
+        let (mut q, mut k, mut turned) = (work_area(n * size), work_area(n * size), work_area(n * size));
+        let (mut dout, mut product) = (work_area(n * size), work_area(n * size));
         let (mut probs, mut scores) = (work_area(n * n), work_area(n * n));
         for head in self.heads() {
-            let (q, k, v) = (self.packed(qkv, head.q), self.packed(qkv, head.k), self.packed(qkv, head.v));
-            let dout = self.unpacked(dy, head.output);
-            matmul(&mut probs, n, q, k.t(), false);
+            copy_head(&qkv[head.q..], 3 * width, size, &mut q);
+            copy_head(&qkv[head.k..], 3 * width, size, &mut k);
+            copy_head(&dy[head.output..], width, size, &mut dout);
+            let [q, k, dout] = [&q, &k, &dout].map(|values| Matrix::new(values, n, size));
+
+            copy_head_transposed(&qkv[head.k..], 3 * width, n, &mut turned);
+            matmul(&mut probs, n, q, Matrix::new(&turned, size, n), false);
             softmax_again(&mut probs, self.scale(), &statistics[head.statistics.clone()]);
-            matmul(&mut gradient[head.v..], stride, Matrix::new(&probs, n, n).t(), dout, false);
-            matmul(&mut scores, n, dout, v.t(), false);
+            matmul(&mut product, size, Matrix::new(&probs, n, n).t(), dout, false);
+            put_head(&product, size, &mut gradient[head.v..], 3 * width);
+
+            copy_head_transposed(&qkv[head.v..], 3 * width, n, &mut turned);
+            matmul(&mut scores, n, dout, Matrix::new(&turned, size, n), false);
             let (dy, output) = (&dy[head.output..], &output[head.output..]);
-            softmax_gradient(&mut scores, &probs, dy, output, self.size, self.width(), self.scale());
-            matmul(&mut gradient[head.q..], stride, Matrix::new(&scores, n, n), k, false);
-            matmul(&mut gradient[head.k..], stride, Matrix::new(&scores, n, n).t(), q, false);
+            softmax_gradient(&mut scores, &probs, dy, output, size, width, self.scale());
+            matmul(&mut product, size, Matrix::new(&scores, n, n), k, false);
+            put_head(&product, size, &mut gradient[head.q..], 3 * width);
+            matmul(&mut product, size, Matrix::new(&scores, n, n).t(), q, false);
+            put_head(&product, size, &mut gradient[head.k..], 3 * width);
         }
         gradient
+    }
+}
+
+/// Copies a head's columns out of rows that are `stride` apart. `[tokens, size]`
+fn copy_head(from: &[f32], stride: usize, size: usize, to: &mut [f32]) {
+    for (from, to) in from.chunks(stride).zip(to.chunks_exact_mut(size)) {
+        to.copy_from_slice(&from[..size]);
+    }
+}
+
+/// The same, transposed. `[size, tokens]`
+fn copy_head_transposed(from: &[f32], stride: usize, tokens: usize, to: &mut [f32]) {
+    for (token, from) in from.chunks(stride).take(tokens).enumerate() {
+        for (row, value) in to.chunks_exact_mut(tokens).zip(from) {
+            row[token] = *value;
+        }
+    }
+}
+
+/// Copies a head's columns into rows that are `stride` apart.
+fn put_head(from: &[f32], size: usize, to: &mut [f32], stride: usize) {
+    for (from, to) in from.chunks_exact(size).zip(to.chunks_mut(stride)) {
+        to[..size].copy_from_slice(from);
     }
 }
 

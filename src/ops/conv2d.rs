@@ -34,7 +34,7 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// Reads the sizes off the tensors' shapes.
-    fn new(x: [usize; 4], weight: [usize; 4], stride: [usize; 2], padding: [usize; 2]) -> Self {
+    pub(super) fn new(x: [usize; 4], weight: [usize; 4], stride: [usize; 2], padding: [usize; 2]) -> Self {
         let [batch, height, width, channels] = x;
         let [out_channels, in_channels, kh, kw] = weight;
         assert_eq!(channels, in_channels, "convolution over {channels} channels with a weight for {in_channels}");

@@ -26,7 +26,7 @@ pub(super) fn buffer(len: usize) -> Vec<f32> {
 }
 
 /// Work areas that a thread keeps.
-const KEPT: usize = 6;
+const KEPT: usize = 8;
 
 thread_local! {
     static FREE: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };

@@ -30,6 +30,7 @@ mod im2col;
 mod layer_norm;
 mod linear;
 mod memory;
+mod pool;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -42,6 +43,7 @@ pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_train};
 pub use conv2d::{conv2d, conv2d_nhwc, to_nchw, to_nhwc};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_gelu, linear_residual};
+pub use pool::{max_pool2d_nhwc, mean_pool_nhwc};
 pub use simd::instruction_set;
 
 /// Set once, from the recipe, before the first pass.
