@@ -9,7 +9,7 @@
 //! An operation runs on the thread that calls it, start to end: no rayon, no atomics, matrix products with
 //! `Parallelism::None`. Ranks are the way to use cores. What is left of the promise "the same bits" is then a matter of
 //! the order of additions, and that depends on shapes alone: reductions over rows go in blocks of a fixed number of rows
-//! (see each file) and over the elements of a row in [`simd::LANES`] interleaved sums, added up in a fixed order. A tensor
+//! (see each file) and over the elements of a row in 32 interleaved sums, added up in a fixed order. A tensor
 //! with and without gradient goes through the same kernel.
 //!
 //! # Instruction sets

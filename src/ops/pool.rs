@@ -163,7 +163,8 @@ mod tests {
     use super::*;
 
     /// Images, kernel, stride, padding.
-    const CASES: [([usize; 4], [usize; 2], [usize; 2], [usize; 2]); 5] = [
+    type Pair = [usize; 2];
+    const CASES: [([usize; 4], Pair, Pair, Pair); 5] = [
         ([2, 12, 11, 19], [3, 3], [2, 2], [1, 1]),
         ([1, 1, 1, 1], [1, 1], [1, 1], [0, 0]),
         ([1, 7, 5, 8], [2, 3], [2, 1], [1, 0]),

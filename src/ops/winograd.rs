@@ -19,7 +19,7 @@
 //! the products. For points `+-a, +-b` the matrices follow from `p(x) = x (x^2 - a^2) (x^2 - b^2)`: a row of
 //! `B^T` holds the coefficients of `p` without one root, `G` the powers of the point over that polynomial's value there, `A^T` the powers.
 //!
-//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", https://arxiv.org/abs/1509.09308.
+//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", <https://arxiv.org/abs/1509.09308>.
 #![allow(clippy::doc_markdown, reason = "formulas")]
 
 use std::ops::Range;
