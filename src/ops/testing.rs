@@ -50,10 +50,10 @@ pub(super) fn gradients(inputs: &[&[f32]], f: impl Fn(&[Tensor<1>]) -> Tensor<1>
     std::iter::once(value).chain(leaves.iter().map(gradient)).collect()
 }
 
-/// Largest difference, relative to the largest expected value.
+/// Largest difference, relative to the largest expected value; or to one, the size of the terms, where sums cancel to less.
 pub(super) fn error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(1e-30, |max: f64, value| max.max(value.abs()));
+    let scale = expected.iter().fold(1.0, |max: f64, value| max.max(value.abs()));
     let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs();
     found.iter().zip(expected).map(difference).fold(0.0, |max: f64, x| if x > max || x.is_nan() { x } else { max })
         / scale
