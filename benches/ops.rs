@@ -2,7 +2,7 @@
 //!
 //!     cargo bench --profile dev --bench ops -- [FILTER] [--quick]
 //!
-//! Prints milliseconds (median; on Linux the thread's CPU time, so that a busy machine disturbs less) and GFLOP/s; the last column is burn's time over ours.
+//! The first `linear` is close to a bare matrix product, the machine's ceiling at the moment. Prints milliseconds (median; on Linux the thread's CPU time, so that a busy machine disturbs less) and GFLOP/s; the last column is burn's time over ours.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::time::Instant;
@@ -43,12 +43,17 @@ impl Bench {
             let y = run();
             let middle = self.now();
             let probe = y.clone().inner(); // any gradient but a constant
-            let loss = (y * Tensor::from_inner(probe)).sum();
-            let end = self.now();
-            drop(loss.backward());
+            let pull = |y: Tensor<D>| {
+                let loss = (y * Tensor::from_inner(probe.clone())).sum();
+                let start = self.now();
+                drop(loss.backward());
+                self.now() - start
+            };
+            let around = pull(y.clone().detach().require_grad()); // what the loss itself costs
+            let whole = pull(y);
             if i > 0 {
                 forward.push(middle - start);
-                backward.push(self.now() - end);
+                backward.push(whole - around);
             }
         }
         let median = |mut times: Vec<f64>| {
@@ -124,6 +129,64 @@ impl Bench {
         };
         self.compare(&name, (8 * batch * size * size * channels) as f64, &ours, &burns);
     }
+
+    fn max_pool(&self, batch: usize, size: usize, channels: usize) {
+        let x = self.random([batch, size, size, channels], 1.0).require_grad();
+        let nchw = ops::to_nchw(x.clone().inner());
+        let nchw = nchw.mul_scalar(1.0); // a copy in this layout
+        let ours = || ops::max_pool2d_nhwc(x.clone(), [3, 3], [2, 2], [1, 1]);
+        let burns = || {
+            let options = burn::tensor::ops::MaxPoolOptions::new([3, 3]).with_stride([2, 2]).with_padding([1, 1]);
+            module::max_pool2d(Tensor::from_inner(nchw.clone()).require_grad(), options)
+        };
+        let name = format!("max pool 3x3/2 {size}px {channels} b{batch}");
+        self.compare(&name, (9 * batch * size * size * channels / 4) as f64, &ours, &burns);
+    }
+
+    fn linear(&self, rows: usize, ins: usize, outs: usize, kind: &str) {
+        let x = self.random([rows, ins], 1.0).require_grad();
+        let (w, b) = (self.random([outs, ins], 0.05).require_grad(), self.random([outs], 1.0).require_grad());
+        let residual = self.random([rows, outs], 1.0).require_grad();
+        let name = format!("linear{kind} {rows}x{ins}->{outs}");
+        let ours = || match kind {
+            "+gelu" => ops::linear_gelu(x.clone(), w.clone(), Some(b.clone())),
+            "+residual" => ops::linear_residual(x.clone(), w.clone(), Some(b.clone()), residual.clone()),
+            _ => ops::linear(x.clone(), w.clone(), Some(b.clone())),
+        };
+        let burns = || {
+            let y = module::linear(x.clone(), w.clone().transpose(), Some(b.clone()));
+            match kind {
+                "+gelu" => activation::gelu(y),
+                "+residual" => y + residual.clone(),
+                _ => y,
+            }
+        };
+        self.compare(&name, (2 * rows * ins * outs) as f64, &ours, &burns);
+    }
+
+    fn layer_norm(&self, rows: usize, d: usize) {
+        let x = self.random([rows, d], 1.0).require_grad();
+        let (gamma, beta) = (self.random([d], 1.0).require_grad(), self.random([d], 1.0).require_grad());
+        let ours = || ops::layer_norm(x.clone(), gamma.clone(), beta.clone(), 1e-6);
+        let burns = || module::layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-6);
+        self.compare(&format!("layer norm {rows}x{d}"), (8 * rows * d) as f64, &ours, &burns);
+    }
+
+    fn attention(&self, batch: usize, tokens: usize, width: usize, heads: usize) {
+        let qkv = self.random([batch, tokens, 3 * width], 1.0).require_grad();
+        let ours = || ops::attention(qkv.clone(), heads);
+        let burns = || {
+            let part = |i: usize| {
+                let part = qkv.clone().slice([0..batch, 0..tokens, i * width..(i + 1) * width]);
+                part.reshape([batch, tokens, heads, width / heads]).swap_dims(1, 2)
+            };
+            let scores = part(0).matmul(part(1).swap_dims(2, 3)) / ((width / heads) as f64).sqrt();
+            let out = activation::softmax(scores, 3).matmul(part(2));
+            out.swap_dims(1, 2).reshape([batch, tokens, width])
+        };
+        let name = format!("attention b{batch} {tokens}x{width} h{heads}");
+        self.compare(&name, (4 * batch * tokens * tokens * width) as f64, &ours, &burns);
+    }
 }
 
 fn main() {
@@ -149,5 +212,14 @@ fn main() {
         bench.batch_norm(32, 32, 64, false);
         bench.batch_norm(32, 32, 64, true);
         bench.batch_norm(32, 4, 512, true);
+        bench.max_pool(4, 112, 64);
+        bench.linear(1024, 1024, 1024, "");
+        bench.linear(2080, 192, 576, "");
+        bench.linear(2080, 192, 768, "+gelu");
+        bench.linear(2080, 768, 192, "+residual");
+        bench.linear(1576, 384, 1536, "+gelu");
+        bench.layer_norm(2080, 192);
+        bench.attention(32, 65, 192, 3);
+        bench.attention(8, 197, 384, 6);
     });
 }

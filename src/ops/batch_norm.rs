@@ -1,4 +1,4 @@
-//! Batch norm over channels-last activations, with the residual addition and the ReLU that follow it in a residual network.
+//! Batch norm over channels-last activations, with the residual addition and the rectifier that follow it in a residual network.
 //!
 //! Over the `n` rows of a micro-batch, per channel, with `xhat = (x - mean) rstd` and `rstd = 1 / sqrt(var + eps)` (`var` with
 //! divisor `n`),
@@ -21,7 +21,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use burn::tensor::activation;
 
-use super::bridge::{self, Operand, buffer, consume, primitive, record, register, slice, wants};
+use super::bridge::{self, Operand, consume, primitive, record, register, slice, wants};
+use super::memory::buffer;
 use super::simd::{add_to_totals, mul_add, vectorized};
 
 /// What batch norm gives while training.
@@ -122,10 +123,8 @@ impl Operands {
         beta: &Tensor<1>,
         residual: Option<&Tensor<D>>,
     ) -> Option<Self> {
-        let graph = x.is_autodiff()
-            || gamma.is_autodiff()
-            || beta.is_autodiff()
-            || residual.is_some_and(|residual| residual.is_autodiff());
+        let graph =
+            x.is_autodiff() || gamma.is_autodiff() || beta.is_autodiff() || residual.is_some_and(Tensor::is_autodiff);
         Some(Self {
             x: Operand::new(x.clone(), graph)?,
             gamma: Operand::new(gamma.clone(), graph)?,
@@ -163,7 +162,7 @@ fn normalize<const D: usize>(operands: Operands, shape: [usize; D], op: Normaliz
 }
 
 impl<const N: usize> Backward<Flex, N> for Normalization {
-    /// Activations, gamma and, with ReLU, the output.
+    /// Activations, gamma and, if rectified, the output.
     type State = (FlexTensor, FlexTensor, Option<FlexTensor>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -174,7 +173,7 @@ impl<const N: usize> Backward<Flex, N> for Normalization {
         let shape = values.layout().shape().clone();
         let like_x = |values: Vec<f32>| primitive(values, [x.len()]).reshape(shape.clone());
 
-        // The residual's gradient is dy behind the ReLU; once it is there, it serves the rest.
+        // The residual's gradient is dy behind the rectifier; once it is there, it serves the rest.
         let mut masked = None;
         let mut mask = y;
         if wants(&ops, 3)
@@ -377,7 +376,6 @@ vectorized! {
 
 /// Returns `value`, or `floor` if it is smaller; NaN stays NaN, so that a diverged network is seen.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 fn at_least(value: f32, floor: f32) -> f32 {
     if value < floor { floor } else { value }
 }

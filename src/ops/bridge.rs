@@ -12,6 +12,7 @@ use burn::tensor::{Bytes, DType, Shape, Tensor};
 pub(super) struct Operand {
     values: FlexTensor,
     node: Option<NodeGuard>,
+    tracked: bool,
 }
 
 impl Operand {
@@ -23,13 +24,19 @@ impl Operand {
         if tensor.dtype() != DType::F32 {
             return None;
         }
+        let tracked = tensor.is_tracked();
         let (values, node) = if graph {
             let (values, node) = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>().ok()?.into_parts();
             (values, Some(node))
         } else {
             (tensor.try_into_primitive::<Flex>().ok()?, None)
         };
-        Some(Self { values: contiguous(values), node })
+        Some(Self { values: contiguous(values), node, tracked })
+    }
+
+    /// Tells whether a gradient will flow to or through this input.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.tracked
     }
 
     /// Returns the values, row-major.
@@ -109,21 +116,4 @@ pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
 
 fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
-}
-
-/// Returns a buffer for `len` values that the caller overwrites, every one, before reading it.
-///
-/// Zeroing an output costs as much memory traffic as writing it. Tests fill the buffer with NaN, so a value that a kernel
-/// forgets shows up.
-pub(super) fn buffer(len: usize) -> Vec<f32> {
-    if cfg!(any(test, miri)) {
-        return vec![f32::NAN; len];
-    }
-    let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is `len`, every bit pattern is an `f32`, and the caller writes before it reads.
-    #[expect(unsafe_code, clippy::uninit_vec)]
-    unsafe {
-        values.set_len(len);
-    }
-    values
 }

@@ -34,7 +34,7 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// Reads the sizes off the tensors' shapes.
-    fn new(x: [usize; 4], weight: [usize; 4], stride: [usize; 2], padding: [usize; 2]) -> Self {
+    pub(super) fn new(x: [usize; 4], weight: [usize; 4], stride: [usize; 2], padding: [usize; 2]) -> Self {
         let [batch, height, width, channels] = x;
         let [out_channels, in_channels, kh, kw] = weight;
         assert_eq!(channels, in_channels, "convolution over {channels} channels with a weight for {in_channels}");
@@ -97,7 +97,8 @@ impl Geometry {
 
 /// Convolves channels-last images. `[b, h, w, c]`, `[o, c, kh, kw]`, `[o]` -> `[b, h', w', o]`
 ///
-/// Worst errors against float64, relative to the largest value: 3e-7 by matrix product, 1.5e-6 by Winograd's algorithm (3x3,
+/// Worst errors in the tests against float64, output and gradients, relative to the largest value: 8.4e-7 by matrix product,
+/// 1.4e-6 by Winograd's algorithm (3x3,
 /// stride 1, padding 1, channels in multiples of 8); see [`super::set_exact`].
 ///
 /// # Panics
@@ -322,7 +323,7 @@ mod tests {
             case([1, 1, 1, 8], 8, [3, 3], [1, 1], [1, 1]),
             case([2, 5, 6, 256], 64, [3, 3], [1, 1], [1, 1]),
         ];
-        let worst = cases.into_iter().map(|g| check(g, true, 1e-5)).fold(0.0, f64::max);
+        let worst = cases.into_iter().map(|g| check(g, true, 4e-6)).fold(0.0, f64::max);
         eprintln!("winograd: worst {worst:.1e}");
     }
 
@@ -333,7 +334,7 @@ mod tests {
                      k in (1usize..4, 1usize..4), s in (1usize..4, 1usize..4), p in (0usize..3, 0usize..3)) {
             prop_assume!(h + 2 * p.0 >= k.0 && w + 2 * p.1 >= k.1 && b > 0);
             check(case([b, h, w, c], o, [k.0, k.1], [s.0, s.1], [p.0, p.1]), false, 2e-6);
-            check(case([b, h, w, 8], 8, [3, 3], [1, 1], [1, 1]), true, 1e-5);
+            check(case([b, h, w, 8], 8, [3, 3], [1, 1], [1, 1]), true, 4e-6);
         }
     }
 

@@ -1,5 +1,9 @@
 //! Matrix products over slices.
 
+use std::ops::Range;
+
+use super::memory::{WorkArea, buffer, work_area};
+
 /// A matrix in a slice: element `(r, c)` is at `r * row_stride + c * column_stride`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix<'a> {
@@ -32,6 +36,11 @@ impl<'a> Matrix<'a> {
             column_stride: self.row_stride,
             ..self
         }
+    }
+
+    /// Some of the rows.
+    fn rows(self, rows: Range<usize>) -> Self {
+        Self { values: &self.values[rows.start * self.row_stride..], rows: rows.len(), ..self }
     }
 
     /// One past the last element.
@@ -90,6 +99,49 @@ pub(super) fn matmul(out: &mut [f32], row_stride: usize, a: Matrix, b: Matrix, a
             gemm::Parallelism::None,
         );
     }
+}
+
+/// Rows per block of [`matmul_by_blocks`].
+const BLOCK: usize = 256;
+
+/// Multiplies `a * b` in blocks of rows and hands each block to `finish`, with the numbers of its rows.
+///
+/// A product written straight to fresh memory waits for each of its small tiles; written to a block that stays in the cache
+/// and from there front to back, it runs at full speed (measured: a third faster for 192 x 576), and `finish` adds a bias or
+/// applies a function on the way.
+pub(super) fn matmul_by_blocks(a: Matrix, b: Matrix, mut finish: impl FnMut(Range<usize>, &mut [f32])) {
+    let columns = b.columns;
+    let mut product = work_area(BLOCK.min(a.rows) * columns);
+    for start in (0..a.rows).step_by(BLOCK) {
+        let rows = start..a.rows.min(start + BLOCK);
+        let product = &mut product[..rows.len() * columns];
+        matmul(product, columns, a.rows(rows.clone()), b, false);
+        finish(rows, product);
+    }
+}
+
+/// Multiplies `a * b` in blocks of rows.
+pub(super) fn product(a: Matrix, b: Matrix) -> Vec<f32> {
+    let columns = b.columns;
+    let mut out = buffer(a.rows * columns);
+    matmul_by_blocks(a, b, |rows, product| out[rows.start * columns..rows.end * columns].copy_from_slice(product));
+    out
+}
+
+/// Copies the transposed matrix of a row-major one: products are fastest with both factors row-major, by 5 to 20 %.
+pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> WorkArea {
+    const SIDE: usize = 16; // a line of the cache in both
+    let mut out = work_area(rows * columns);
+    for row in (0..rows).step_by(SIDE) {
+        for column in (0..columns).step_by(SIDE) {
+            for r in row..rows.min(row + SIDE) {
+                for c in column..columns.min(column + SIDE) {
+                    out[c * rows + r] = values[r * columns + c];
+                }
+            }
+        }
+    }
+    out
 }
 
 #[cfg(test)]

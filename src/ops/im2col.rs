@@ -1,18 +1,18 @@
 //! Convolution as a matrix product over gathered windows.
 //!
 //! Row `(image, oy, ox)` of the column matrix holds the window that output pixel sees, `(ky, kx, channel)` in order, zero where
-//! it hangs over the border. With `W` reordered to `[out, ky * kx * channels]`,
+//! it hangs over the border. With `W` reordered to `[ky * kx * channels, out]` (and its transpose: products are fastest with both factors row-major),
 //!
 //! ```text
-//! y = col W^T        dW = dy^T col        dcol = dy W, added back to where the windows came from
+//! y = col W        dW = col^T dy        dcol = dy W^T, added back to where the windows came from
 //! ```
 //!
 //! The matrix is never whole: it is built for [`BLOCK`] output pixels at a time, which stay in the cache. A 1x1 convolution
 //! with stride 1 has `col = x`.
 
-use super::bridge::buffer;
 use super::conv2d::Geometry;
-use super::gemm::{Matrix, matmul};
+use super::gemm::{Matrix, matmul, product, transposed};
+use super::memory::{WorkArea, buffer, work_area};
 use super::simd::add_assign;
 
 /// Output pixels per block (at least one line of an image).
@@ -21,21 +21,23 @@ const BLOCK: usize = 256;
 /// Computes the convolution of `x` `[batch, h, w, channels]` with `weight` `[out, channels, kh, kw]`.
 pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
-    let mut y = buffer(g.pixels() * g.out_channels);
     if g.is_pointwise() {
-        let (x, weight) = (Matrix::new(x, g.pixels(), window), Matrix::new(weight, g.out_channels, window));
-        matmul(&mut y, g.out_channels, x, weight.t(), false);
-        return y;
+        let weight = transposed(weight, g.out_channels, window);
+        return product(Matrix::new(x, g.pixels(), window), Matrix::new(&weight, window, g.out_channels));
     }
+    let mut y = buffer(g.pixels() * g.out_channels);
     let weight = window_major(weight, g);
-    let weight = Matrix::new(&weight, g.out_channels, window);
-    let mut columns = buffer(g.block_lines(BLOCK) * g.out_width() * window);
+    let weight = Matrix::new(&weight, window, g.out_channels);
+    let mut columns = work_area(g.block_lines(BLOCK) * g.out_width() * window);
+    let mut block = work_area(g.block_lines(BLOCK) * g.out_width() * g.out_channels);
     for lines in g.blocks(BLOCK) {
         let pixels = lines.len() * g.out_width();
         let columns = &mut columns[..pixels * window];
         gather(x, g, lines.clone(), columns);
         let start = lines.start * g.out_width() * g.out_channels;
-        matmul(&mut y[start..], g.out_channels, Matrix::new(columns, pixels, window), weight.t(), false);
+        let block = &mut block[..pixels * g.out_channels];
+        matmul(block, g.out_channels, Matrix::new(columns, pixels, window), weight, false);
+        y[start..start + block.len()].copy_from_slice(block); // as `gemm::matmul_by_blocks` says
     }
     y
 }
@@ -44,15 +46,13 @@ pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
 pub(super) fn input_gradient(weight: &[f32], dy: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
     if g.is_pointwise() {
-        let mut dx = buffer(g.pixels() * window);
-        let (dy, weight) = (Matrix::new(dy, g.pixels(), g.out_channels), Matrix::new(weight, g.out_channels, window));
-        matmul(&mut dx, window, dy, weight, false);
-        return dx;
+        let dy = Matrix::new(dy, g.pixels(), g.out_channels);
+        return product(dy, Matrix::new(weight, g.out_channels, window));
     }
     let mut dx = vec![0.0; g.batch * g.height * g.width * g.channels];
-    let weight = window_major(weight, g);
+    let weight = out_major(weight, g);
     let weight = Matrix::new(&weight, g.out_channels, window);
-    let mut columns = buffer(g.block_lines(BLOCK) * g.out_width() * window);
+    let mut columns = work_area(g.block_lines(BLOCK) * g.out_width() * window);
     for lines in g.blocks(BLOCK) {
         let pixels = lines.len() * g.out_width();
         let columns = &mut columns[..pixels * window];
@@ -66,21 +66,24 @@ pub(super) fn input_gradient(weight: &[f32], dy: &[f32], g: &Geometry) -> Vec<f3
 /// Computes the gradient of the weight.
 pub(super) fn weight_gradient(x: &[f32], dy: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
-    let mut dw = vec![0.0; g.out_channels * window];
+    let mut dw = buffer(g.out_channels * window);
     if g.is_pointwise() {
         let (x, dy) = (Matrix::new(x, g.pixels(), window), Matrix::new(dy, g.pixels(), g.out_channels));
         matmul(&mut dw, window, dy.t(), x, false);
         return dw;
     }
-    let mut columns = buffer(g.block_lines(BLOCK) * g.out_width() * window);
+    let mut columns = work_area(g.block_lines(BLOCK) * g.out_width() * window);
+    let mut sums = work_area(dw.len());
+    sums.fill(0.0);
     for lines in g.blocks(BLOCK) {
         let pixels = lines.len() * g.out_width();
         let columns = &mut columns[..pixels * window];
         gather(x, g, lines.clone(), columns);
         let dy = Matrix::new(&dy[lines.start * g.out_width() * g.out_channels..], pixels, g.out_channels);
-        matmul(&mut dw, window, dy.t(), Matrix::new(columns, pixels, window), true);
+        matmul(&mut sums, g.out_channels, Matrix::new(columns, pixels, window).t(), dy, true);
     }
-    channel_major(&dw, g)
+    each_tap(g, |to, o, at| dw[to] = sums[at * g.out_channels + o]);
+    dw
 }
 
 /// One row of a window: which columns of the input it covers and where they sit in the row.
@@ -147,24 +150,30 @@ fn scatter(columns: &[f32], g: &Geometry, lines: std::ops::Range<usize>, dx: &mu
     }
 }
 
+/// Reorders `[out, channels, kh, kw]` to `[kh, kw, channels, out]`.
+fn window_major(weight: &[f32], g: &Geometry) -> WorkArea {
+    let mut out = work_area(weight.len());
+    each_tap(g, |from, o, at| out[at * g.out_channels + o] = weight[from]);
+    out
+}
+
 /// Reorders `[out, channels, kh, kw]` to `[out, kh, kw, channels]`.
-fn window_major(weight: &[f32], g: &Geometry) -> Vec<f32> {
-    transpose_each(weight, g.window(), g.channels, g.kernel[0] * g.kernel[1])
+fn out_major(weight: &[f32], g: &Geometry) -> WorkArea {
+    let mut out = work_area(weight.len());
+    each_tap(g, |from, o, at| out[o * g.window() + at] = weight[from]);
+    out
 }
 
-/// Reorders `[out, kh, kw, channels]` to `[out, channels, kh, kw]`.
-fn channel_major(weight: &[f32], g: &Geometry) -> Vec<f32> {
-    transpose_each(weight, g.window(), g.kernel[0] * g.kernel[1], g.channels)
-}
-
-fn transpose_each(values: &[f32], size: usize, rows: usize, columns: usize) -> Vec<f32> {
-    let mut out = buffer(values.len());
-    for (from, to) in values.chunks_exact(size.max(1)).zip(out.chunks_exact_mut(size.max(1))) {
-        for (r, row) in from.chunks_exact(columns).enumerate() {
-            for (c, value) in row.iter().enumerate() {
-                to[c * rows + r] = *value;
+/// Calls `each(index, out, position in the window)` for each value of a weight in torch's layout.
+fn each_tap(g: &Geometry, mut each: impl FnMut(usize, usize, usize)) {
+    let taps = g.kernel[0] * g.kernel[1];
+    let mut index = 0;
+    for out in 0..g.out_channels {
+        for channel in 0..g.channels {
+            for tap in 0..taps {
+                each(index, out, tap * g.channels + channel);
+                index += 1;
             }
         }
     }
-    out
 }

@@ -23,7 +23,9 @@ pub(super) fn has_fma() -> bool {
     *FOUND.get_or_init(|| {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+            // `AUTODIDACT_TEST_PORTABLE=1 cargo test ops` tests the baseline.
+            let portable = cfg!(test) && std::env::var_os("AUTODIDACT_TEST_PORTABLE").is_some();
+            !portable && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         {
@@ -42,7 +44,7 @@ macro_rules! vectorized {
         #[allow(clippy::too_many_arguments)]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            #[allow(clippy::too_many_arguments, clippy::inline_always)]
+            #[allow(clippy::too_many_arguments)]
             fn body<const FMA: bool>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
@@ -66,14 +68,12 @@ pub(super) use vectorized;
 
 /// Computes `a * b + c`, rounded once where the machine can.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 pub(super) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// Sums `term(i)` for `i` in `0..len` in [`LANES`] interleaved sums.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 pub(super) fn reduce(len: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let whole = len / LANES * LANES;
@@ -97,6 +97,54 @@ pub(super) fn reduce(len: usize, term: impl Fn(usize) -> f32) -> f32 {
         start += 1;
     }
     sum
+}
+
+/// Computes `e^x` within 2 units in the last place: `x = n ln 2 + r`, a polynomial for `e^r` (Cephes `expf`), `n` into the exponent.
+/// Below -87 it stays at `e^-87`, about 1e-38; NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::excessive_precision, reason = "as published")]
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+    /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    // ln 2 in two parts, the first with few bits.
+    let r = mul_add::<FMA>(n, -0.693_359_375, x);
+    let r = mul_add::<FMA>(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_150_0e-4;
+    p = mul_add::<FMA>(p, r, 1.398_199_950_7e-3);
+    p = mul_add::<FMA>(p, r, 8.333_451_907_3e-3);
+    p = mul_add::<FMA>(p, r, 4.166_579_589_4e-2);
+    p = mul_add::<FMA>(p, r, 1.666_666_545_9e-1);
+    p = mul_add::<FMA>(p, r, 5.000_000_120_1e-1);
+    let p = mul_add::<FMA>(p, r * r, r) + 1.0;
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    p * f32::from_bits(exponent)
+}
+
+/// Computes the error function within 4e-7: a rational function of `x` on [-4, 4] (the one in Eigen and TensorFlow), +-1
+/// outside; NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::excessive_precision, reason = "as published")]
+pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
+    let x = if x < -4.0 { -4.0 } else { x };
+    let x = if x > 4.0 { 4.0 } else { x };
+    let square = x * x;
+    let mut p = -2.726_142_258_013_06e-10;
+    p = mul_add::<FMA>(p, square, 2.770_681_424_959_02e-8);
+    p = mul_add::<FMA>(p, square, -2.101_024_020_825_08e-6);
+    p = mul_add::<FMA>(p, square, -5.692_506_394_623_46e-5);
+    p = mul_add::<FMA>(p, square, -7.349_906_303_268_55e-4);
+    p = mul_add::<FMA>(p, square, -2.954_599_808_540_25e-3);
+    p = mul_add::<FMA>(p, square, -1.609_603_332_624_15e-2);
+    let mut q = -1.456_607_184_649_96e-5;
+    q = mul_add::<FMA>(q, square, -2.133_740_552_789_05e-4);
+    q = mul_add::<FMA>(q, square, -1.682_826_974_382_03e-3);
+    q = mul_add::<FMA>(q, square, -7.373_329_167_204_68e-3);
+    q = mul_add::<FMA>(q, square, -1.426_473_905_141_89e-2);
+    x * p / q
 }
 
 vectorized! {
@@ -126,8 +174,8 @@ vectorized! {
     }
 }
 
-/// Rows per block of [`column_sums`].
-const SUM_ROWS: usize = 128;
+/// Rows per block of [`column_sums`] and of reductions like it.
+pub(super) const SUM_ROWS: usize = 128;
 
 /// Sums the columns of a row-major matrix: blocks of 128 rows in `f32`, blocks in `f64`, top to bottom.
 pub(super) fn column_sums(matrix: &[f32], columns: usize) -> Vec<f32> {
@@ -170,7 +218,6 @@ pub(super) trait Octet: Copy {
     fn add_scaled(self, factor: f32, other: Self) -> Self;
 }
 
-#[expect(clippy::inline_always, reason = "must take on the caller's target features")]
 impl Octet for [f32; 8] {
     #[inline(always)]
     fn load(from: &[f32; 8]) -> Self {
@@ -210,7 +257,6 @@ mod x86 {
         _mm256_storeu_ps, _mm256_sub_ps,
     };
 
-    #[expect(clippy::inline_always, reason = "must take on the caller's target features")]
     impl super::Octet for __m256 {
         #[inline(always)]
         fn load(from: &[f32; 8]) -> Self {
@@ -246,6 +292,54 @@ mod x86 {
         fn add_scaled(self, factor: f32, other: Self) -> Self {
             // SAFETY: registers only.
             unsafe { _mm256_fmadd_ps(_mm256_set1_ps(factor), other, self) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    vectorized! {
+        fn both(x: &[f32], exps: &mut [f32], erfs: &mut [f32]) {
+            for ((x, exp_x), erf_x) in x.iter().zip(exps).zip(erfs) {
+                *exp_x = exp::<FMA>(*x);
+                *erf_x = erf::<FMA>(*x);
+            }
+        }
+    }
+
+    #[test]
+    fn exponential_and_error_function() {
+        let x: Vec<f32> = (-86_999..88_000).map(|i| i as f32 * 1e-3).collect();
+        let (mut exps, mut erfs) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        both(&x, &mut exps, &mut erfs);
+        for ((x, exp_x), erf_x) in x.iter().zip(&exps).zip(&erfs) {
+            let exact = f64::from(*x).exp();
+            assert!((f64::from(*exp_x) - exact).abs() <= 2.5e-7 * exact, "exp({x}) = {exp_x}");
+            if x.abs() < 6.0 {
+                assert!((f64::from(*erf_x) - erf_series(f64::from(*x))).abs() < 5e-7, "erf({x}) = {erf_x}");
+            }
+        }
+        both(&[f32::NAN, -1e30, 1e30], &mut exps[..3], &mut erfs[..3]);
+        assert!(exps[0].is_nan() && erfs[0].is_nan());
+        assert!(exps[1] < 1e-37 && exps[2] > 1e38 && erfs[1] < -0.999_999 && erfs[2] > 0.999_999);
+    }
+
+    /// Taylor's series; enough terms for 6.
+    fn erf_series(x: f64) -> f64 {
+        crate::ops::testing::erf(x)
+    }
+
+    #[test]
+    fn column_sums_of_awkward_shapes() {
+        for (rows, columns) in [(0, 3), (3, 0), (1, 1), (129, 7), (1000, 33)] {
+            let matrix = crate::ops::testing::values(rows * columns, 5);
+            let sums = column_sums(&matrix, columns);
+            for (c, sum) in sums.iter().enumerate() {
+                let exact: f64 = matrix.iter().skip(c).step_by(columns).map(|x| f64::from(*x)).sum();
+                assert!((f64::from(*sum) - exact).abs() < 1e-5);
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn flat(values: &[f32], device: &Device) -> Tensor<1> {
 
 /// The values of a tensor.
 pub(super) fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
+    tensor.into_data().try_to_vec().unwrap()
 }
 
 /// Flattens a tensor of any rank.
@@ -50,10 +50,10 @@ pub(super) fn gradients(inputs: &[&[f32]], f: impl Fn(&[Tensor<1>]) -> Tensor<1>
     std::iter::once(value).chain(leaves.iter().map(gradient)).collect()
 }
 
-/// Largest difference, relative to the largest expected value.
+/// Largest difference, relative to the largest expected value; or to one, the size of the terms, where sums cancel to less.
 pub(super) fn error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(1e-30, |max: f64, value| max.max(value.abs()));
+    let scale = expected.iter().fold(1.0, |max: f64, value| max.max(value.abs()));
     let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs();
     found.iter().zip(expected).map(difference).fold(0.0, |max: f64, x| if x > max || x.is_nan() { x } else { max })
         / scale
@@ -91,4 +91,17 @@ pub(super) fn assert_same_bits(inputs: &[&[f32]], f: impl Fn(&[Tensor<1>]) -> Te
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         assert_eq!(pool.install(all), here, "in a pool of {threads}");
     }
+}
+
+/// The error function in float64, by its Taylor series.
+pub(super) fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..120 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
 }
