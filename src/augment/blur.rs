@@ -26,7 +26,7 @@ impl BlurConfig {
 
 /// A tenth of the view, made odd, at least 3 (SimCLR, appendix A: "kernel size is set to be 10% of the image height/width").
 fn default_kernel(size: u32) -> u32 {
-    (size / 10 | 1).max(3)
+    ((size / 10) | 1).max(3)
 }
 
 /// Convolves with a normalised Gaussian cut to `kernel` x `kernel` pixels, reflecting at the borders without repeating the border pixel:
@@ -84,7 +84,7 @@ pub fn gaussian_blur(image: &mut RgbImage, kernel: u32, sigma: f64) {
 
 /// Weights at distance 0, 1, ... from the centre. Those below a millionth (a four-thousandth of a level) are left out.
 fn half_kernel(kernel: u32, sigma: f64) -> Vec<f32> {
-    if !(sigma > 0.0) {
+    if sigma.is_nan() || sigma <= 0.0 {
         return vec![1.0];
     }
     let weights: Vec<f64> = (0..=kernel / 2).map(|x| (-0.5 * (f64::from(x) / sigma).powi(2)).exp()).collect();

@@ -132,17 +132,17 @@ pub fn adjust_hue(image: &mut RgbImage, turns: f64) {
 
 // `f32::max` and `min` care for NaN and so cost three instructions instead of one
 
-#[inline(always)]
+#[inline]
 fn greater(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-#[inline(always)]
+#[inline]
 fn lesser(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
-#[inline(always)]
+#[inline]
 fn wrap(value: f32, period: f32) -> f32 {
     if value >= period { value - period } else { value }
 }

@@ -12,7 +12,7 @@ pub(super) const BLOCK: usize = 64;
 pub(super) type Channel = [u8; BLOCK];
 
 /// Calls `change` on every block of pixels, split by channel. The last block is filled up with black.
-#[inline(always)]
+#[inline]
 pub(super) fn for_each_block(image: &mut RgbImage, change: impl Fn(&mut Channel, &mut Channel, &mut Channel)) {
     let (pixels, _) = image.as_chunks_mut::<3>();
     let (blocks, rest) = pixels.as_chunks_mut::<BLOCK>();
@@ -46,13 +46,13 @@ pub(super) fn map_values(image: &mut RgbImage, table: &[u8; 256]) {
 const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23
 
 /// Rounds half to even (torch's `round`); `value` must be within `[-0.5, 255.5)`.
-#[inline(always)]
+#[inline]
 pub(super) fn round_to_u8(value: f32) -> u8 {
     (value + ROUNDER).to_bits() as u8
 }
 
 /// Drops the fraction (torch's conversion to `uint8`); `value` must be within `[0, 256)`.
-#[inline(always)]
+#[inline]
 pub(super) fn floor_to_u8(value: f32) -> u8 {
     let biased = value + ROUNDER;
     let above = u32::from(biased - ROUNDER > value);
@@ -63,7 +63,7 @@ pub(super) fn floor_to_u8(value: f32) -> u8 {
 ///
 /// Exact decimal arithmetic: every step up to the quotient is a whole number below 2^24, and the quotient is at least 1e-4 away from
 /// the next whole number unless it is one. Torch's rounded products give another result for 3 of the 16.8 million colours.
-#[inline(always)]
+#[inline]
 pub(super) fn luma(r: u8, g: u8, b: u8) -> f32 {
     let sum = f32::from(r) * 2989.0 + f32::from(g) * 5870.0 + f32::from(b) * 1140.0;
     f32::from(floor_to_u8(sum / 10_000.0))
