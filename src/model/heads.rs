@@ -91,13 +91,14 @@ impl ProjectionHead {
     pub fn forward(&self, features: Tensor<2>, pass: &mut Pass) -> Tensor<2> {
         let mut x = features;
         for (index, layer) in self.layers.iter().enumerate() {
+            let hidden = index + 1 < self.layers.len();
             x = layer.linear.forward(x);
-            if let Some(norm) = &layer.norm {
-                x = norm.forward(x, pass);
-            }
-            if index + 1 < self.layers.len() {
-                x = relu(x);
-            }
+            x = match &layer.norm {
+                Some(norm) if hidden => norm.forward_relu(x, pass),
+                Some(norm) => norm.forward(x, pass),
+                None if hidden => relu(x),
+                None => x,
+            };
         }
         x
     }

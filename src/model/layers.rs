@@ -1,17 +1,16 @@
 //! Layers with torch's weight layout and torch's key names.
 //!
 //! burn's own layers are not used: their weights are transposed, their initializers draw from a process-global generator, and
-//! their normalisations and attention run fused kernels that differ between a pass with and without gradient. Everything here is composed
-//! from plain tensor operations, so that a pass gives the same bits whether or not it is recorded.
+//! their normalisations and attention run fused kernels that differ between a pass with and without gradient. The heavy parts are
+//! [`crate::ops`], the rest is composed from plain tensor operations, so that a pass gives the same bits whether or not it is recorded.
 
 use burn::module::{Module, Param};
-use burn::tensor::activation::{gelu, sigmoid};
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Tensor, TensorData};
 
 use super::pass::{BatchStats, Pass};
 use super::scope::{Init, Scope};
+use crate::ops;
 use crate::rng::{Purpose, Stream};
 
 /// `x W^T + b`, as `torch.nn.Linear`.
@@ -49,17 +48,18 @@ impl Linear {
     /// When the last dimension is not the layer's input.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let mut shape = x.dims();
-        let [outputs, inputs] = self.weight.dims();
-        assert_eq!(shape[D - 1], inputs, "a linear layer of {inputs} inputs got {shape:?}");
-        let rows = shape.iter().product::<usize>() / inputs;
-        let x = x.reshape([rows, inputs]).matmul(self.weight.val().transpose());
-        let x = match &self.bias {
-            Some(bias) => x + bias.val().unsqueeze(),
-            None => x,
-        };
-        shape[D - 1] = outputs;
-        x.reshape(shape)
+        let inputs = self.weight.dims()[1];
+        assert_eq!(x.dims()[D - 1], inputs, "a linear layer of {inputs} inputs got {:?}", x.dims());
+        ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+    }
+
+    /// Applies the layer, then GELU.
+    ///
+    /// # Shapes
+    /// `[.., in]` to `[.., out]`.
+    #[must_use]
+    pub fn forward_gelu<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        ops::linear_gelu(x, self.weight.val(), self.bias.as_ref().map(Param::val))
     }
 }
 
@@ -87,10 +87,7 @@ impl LayerNorm {
     /// `[.., dim]` to the same.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let centred = x.clone() - x.mean_dim(D - 1);
-        let var = (centred.clone() * centred.clone()).mean_dim(D - 1);
-        let normal = centred / (var + self.eps).sqrt();
-        normal * self.weight.val().unsqueeze() + self.bias.val().unsqueeze()
+        ops::layer_norm(x, self.weight.val(), self.bias.val(), self.eps)
     }
 }
 
@@ -141,8 +138,7 @@ impl Conv2d {
     /// `[batch, in, h, w]` to `[batch, out, h', w']`.
     #[must_use]
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let options = ConvOptions::new([self.stride; 2], [self.padding; 2], [1, 1], 1);
-        conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), options)
+        ops::conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), [self.stride; 2], [self.padding; 2])
     }
 }
 
@@ -193,45 +189,74 @@ impl BatchNorm {
     /// Normalises each channel.
     ///
     /// # Shapes
-    /// `[batch, channels, ..]` to the same.
+    /// `[batch, channels]` or `[batch, channels, h, w]` to the same.
     ///
     /// # Panics
     /// While training, when a channel has one value only: its variance is unknown.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>, pass: &mut Pass) -> Tensor<D> {
-        let shape = x.dims();
-        let (batch, channels) = (shape[0], shape[1]);
-        let positions = shape[2..].iter().product::<usize>();
-        let x = x.reshape([batch, channels, positions]); // [b, c, p]
-        let (centred, var) = if pass.is_train() {
-            let count = batch * positions;
-            assert!(count > 1, "batch norm needs more than one value per channel while training, got shape {shape:?}");
-            let mean = x.clone().mean_dim(2).mean_dim(0); // [1, c, 1]
-            let centred = x - mean.clone();
-            let var = (centred.clone() * centred.clone()).mean_dim(2).mean_dim(0);
-            pass.push_batch_stats(BatchStats {
-                running_mean: self.running_mean.id,
-                running_var: self.running_var.id,
-                mean: mean.without_autodiff().reshape([channels]),
-                var: var.clone().without_autodiff().reshape([channels]) * (count as f64 / (count - 1) as f64),
-            });
-            (centred, var)
-        } else {
-            let channel = [1, channels, 1];
-            (x - self.running_mean.val().reshape(channel), self.running_var.val().reshape(channel))
-        };
-        let deviation = (var + self.eps).sqrt();
-        let channel = [1, channels, 1];
-        let y = match &self.weight {
-            Some(weight) => centred * (weight.val().reshape(channel) / deviation),
-            None => centred / deviation,
-        };
-        let y = match &self.bias {
-            Some(bias) => y + bias.val().reshape(channel),
-            None => y,
-        };
-        y.reshape(shape)
+        self.forward_fused(x, None, false, pass)
     }
+
+    /// Normalises each channel, then rectifies.
+    ///
+    /// # Shapes
+    /// As [`Self::forward`].
+    ///
+    /// # Panics
+    /// As [`Self::forward`].
+    #[must_use]
+    pub fn forward_relu<const D: usize>(&self, x: Tensor<D>, pass: &mut Pass) -> Tensor<D> {
+        self.forward_fused(x, None, true, pass)
+    }
+
+    /// Normalises each channel, adds the shortcut, then rectifies: the end of a residual block.
+    ///
+    /// # Shapes
+    /// As [`Self::forward`]; `shortcut` as `x`.
+    ///
+    /// # Panics
+    /// As [`Self::forward`].
+    #[must_use]
+    pub fn forward_residual<const D: usize>(&self, x: Tensor<D>, shortcut: Tensor<D>, pass: &mut Pass) -> Tensor<D> {
+        self.forward_fused(x, Some(shortcut), true, pass)
+    }
+
+    fn forward_fused<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Option<Tensor<D>>,
+        relu: bool,
+        pass: &mut Pass,
+    ) -> Tensor<D> {
+        // the operation works on channels-last memory, which is what convolutions leave behind
+        let (x, residual) = (channels_last(x), residual.map(channels_last));
+        let channels = self.running_mean.dims();
+        let constant = |value: f32| Tensor::<1>::full(channels, value, &x.device().without_autodiff());
+        let gamma = self.weight.as_ref().map_or_else(|| constant(1.0), Param::val);
+        let beta = self.bias.as_ref().map_or_else(|| constant(0.0), Param::val);
+        let y = if pass.is_train() {
+            let ops::BatchNorm { output, mean, var } =
+                ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu);
+            let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
+            pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
+            output
+        } else {
+            let (mean, var) = (self.running_mean.val(), self.running_var.val());
+            ops::batch_norm_eval(x, gamma, beta, mean, var, self.eps, residual, relu)
+        };
+        channels_second(y)
+    }
+}
+
+/// Moves dimension 1 to the end; a view.
+fn channels_last<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    (1..D - 1).fold(x, |x, dim| x.swap_dims(dim, dim + 1))
+}
+
+/// Moves the last dimension to place 1; a view.
+fn channels_second<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    (1..D - 1).rev().fold(x, |x, dim| x.swap_dims(dim, dim + 1))
 }
 
 /// Learned scale of a residual branch (Touvron et al., 2021, <https://arxiv.org/abs/2103.17239>).
@@ -344,13 +369,13 @@ impl Mlp {
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.fc1.forward(x);
         let x = if self.gated {
+            let x = self.fc1.forward(x);
             let half = x.dims()[2] / 2;
             let gate = x.clone().narrow(2, 0, half);
             gate.clone() * sigmoid(gate) * x.narrow(2, half, half)
         } else {
-            gelu(x)
+            self.fc1.forward_gelu(x)
         };
         self.fc2.forward(x)
     }
@@ -438,7 +463,11 @@ impl Attention {
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, tokens, dim] = x.dims();
         let head = dim / self.heads;
-        let qkv = self.qkv.forward(x).reshape([batch, tokens, 3, self.heads, head]).permute([2, 0, 3, 1, 4]);
+        let qkv = self.qkv.forward(x);
+        if self.q_norm.is_none() && self.k_norm.is_none() {
+            return self.proj.forward(ops::attention(qkv, self.heads));
+        }
+        let qkv = qkv.reshape([batch, tokens, 3, self.heads, head]).permute([2, 0, 3, 1, 4]);
         let part = |index| qkv.clone().narrow(0, index, 1).reshape([batch, self.heads, tokens, head]); // [b, h, t, d]
         let normed = |norm: &Option<LayerNorm>, x| match norm {
             Some(norm) => norm.forward(x),

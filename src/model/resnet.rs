@@ -5,9 +5,6 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
-use burn::tensor::module::max_pool2d;
-use burn::tensor::ops::MaxPoolOptions;
 
 use super::config::{ResNetConfig, Stem};
 use super::error::ConfigError;
@@ -15,6 +12,7 @@ use super::layers::{Affine, BatchNorm, Conv2d, ConvArch, Linear};
 use super::pass::Pass;
 use super::scope::{Init, Scope};
 use super::segment::{Boundary, Features, Segmented};
+use crate::ops;
 
 /// Structure of a residual network.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,16 +147,19 @@ impl ResidualBlock {
     }
 
     fn forward(&self, x: Tensor<4>, pass: &mut Pass) -> Tensor<4> {
-        let y = relu(self.bn1.forward(self.conv1.forward(x.clone()), pass));
-        let mut y = self.bn2.forward(self.conv2.forward(y), pass);
-        if let (Some(conv3), Some(bn3)) = (&self.conv3, &self.bn3) {
-            y = bn3.forward(conv3.forward(relu(y)), pass);
-        }
         let shortcut = match &self.downsample {
-            Some((conv, norm)) => norm.forward(conv.forward(x), pass),
-            None => x,
+            Some((conv, norm)) => norm.forward(conv.forward(x.clone()), pass),
+            None => x.clone(),
         };
-        relu(y + shortcut)
+        let y = self.bn1.forward_relu(self.conv1.forward(x), pass);
+        let y = self.conv2.forward(y);
+        match (&self.conv3, &self.bn3) {
+            (Some(conv3), Some(bn3)) => {
+                let y = self.bn2.forward_relu(y, pass);
+                bn3.forward_residual(conv3.forward(y), shortcut, pass)
+            }
+            _ => self.bn2.forward_residual(y, shortcut, pass),
+        }
     }
 }
 
@@ -291,17 +292,14 @@ impl Segmented for ResNet {
         match self.block_at(index) {
             Some((stage, block)) => Boundary::Map(self.stages()[stage][block].forward(x, pass)),
             None if index == 0 => {
-                let x = relu(self.bn1.forward(self.conv1.forward(x), pass));
+                let x = self.bn1.forward_relu(self.conv1.forward(x), pass);
                 Boundary::Map(match self.arch.stem {
-                    Stem::Imagenet => {
-                        max_pool2d(x, MaxPoolOptions::new([3, 3]).with_stride([2, 2]).with_padding([1, 1]))
-                    }
+                    Stem::Imagenet => ops::to_nchw(ops::max_pool2d_nhwc(ops::to_nhwc(x), [3, 3], [2, 2], [1, 1])),
                     Stem::Cifar => x,
                 })
             }
             None => {
-                let [batch, channels, height, width] = x.dims();
-                let pooled = x.reshape([batch, channels, height * width]).mean_dim(2).reshape([batch, channels]);
+                let pooled = ops::mean_pool_nhwc(ops::to_nhwc(x));
                 Boundary::Features(Features { pooled, patches: None })
             }
         }

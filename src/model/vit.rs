@@ -12,6 +12,7 @@ use super::pass::Pass;
 use super::position::{Bicubic, resize_matrix, sincos_table};
 use super::scope::{Init, Scope};
 use super::segment::{Boundary, Features, Segmented};
+use crate::ops;
 
 /// Structure of a vision transformer.
 #[derive(Clone, Debug, PartialEq)]
@@ -234,11 +235,7 @@ impl PatchEmbed {
         let flat = channels * patch * patch;
         let x = images.reshape([batch, channels, rows, patch, columns, patch]).permute([0, 2, 4, 1, 3, 5]);
         let x = x.reshape([batch * rows * columns, flat]);
-        let x = x.matmul(self.proj.weight.val().reshape([dim, flat]).transpose());
-        let x = match &self.proj.bias {
-            Some(bias) => x + bias.val().unsqueeze(),
-            None => x,
-        };
+        let x = ops::linear(x, self.proj.weight.val().reshape([dim, flat]), self.proj.bias.as_ref().map(Param::val));
         x.reshape([batch, rows * columns, dim])
     }
 }

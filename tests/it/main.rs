@@ -1,3 +1,7 @@
 //! One test binary: every binary links all of burn.
 
+mod architecture;
 mod golden;
+mod mistakes;
+mod recipes;
+mod runs;

@@ -1,0 +1,65 @@
+//! Who may import whom (ARCHITECTURE.md): read off the `use crate::` lines.
+
+use std::path::Path;
+
+/// Module and what it may use; every module may use itself.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("rng", &[]),
+    ("files", &[]),
+    ("ops", &[]),
+    ("backend", &[]),
+    ("parallel", &[]),
+    ("mask", &["rng"]),
+    ("augment", &["rng"]),
+    ("data", &["rng"]),
+    ("loss", &[]),
+    ("optim", &[]),
+    ("model", &["ops", "rng"]),
+    ("method", &["augment", "loss", "mask", "model", "optim", "rng"]),
+    ("checkpoint", &["files", "model"]),
+    ("eval", &["augment", "data"]),
+    ("recipe", &["augment", "data", "engine::config", "eval", "method", "model", "optim"]),
+    ("plan", &["data", "model", "optim", "recipe"]),
+    ("report", &["eval", "files", "plan"]),
+    (
+        "engine",
+        &["augment", "checkpoint", "data", "eval", "files", "method", "model", "optim", "parallel", "plan", "recipe", "report", "rng"],
+    ),
+];
+
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn imports_go_down_only() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut wrong = Vec::new();
+    for path in files(&src) {
+        let relative = path.strip_prefix(&src).unwrap();
+        let first = relative.components().next().unwrap().as_os_str().to_string_lossy();
+        let module = first.trim_end_matches(".rs");
+        let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == module) else { continue };
+        let text = std::fs::read_to_string(&path).unwrap();
+        // tests may use what they like
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for line in code.lines().map(str::trim).filter(|line| line.starts_with("use crate::")) {
+            let used = line["use crate::".len()..].split(['{', ';', ' ']).next().unwrap_or_default().trim_end_matches("::");
+            let head = used.split("::").next().unwrap_or_default();
+            let fits = |rule: &&str| head == *rule || used.starts_with(*rule) || (rule.starts_with("engine::") && head == "engine");
+            if head != module && !allowed.iter().any(|rule| fits(&rule)) {
+                wrong.push(format!("{}: {line}", relative.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "imports that go up:\n{}", wrong.join("\n"));
+}

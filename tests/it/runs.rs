@@ -1,0 +1,389 @@
+//! Whole runs of the program: the promise that ranks, threads, memory and restarts are not inputs, compared bit by bit.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Small enough for seconds, large enough for every mechanism: 8 micro-batches, an epoch boundary, batch norm or masks, an average.
+pub(crate) const SIMCLR: &str = r#"
+[data]
+source = "sample"
+limit = 80
+[[views]]
+count = 2
+size = 16
+crop = {}
+flip = 0.5
+jitter = { brightness = 0.4, contrast = 0.4, saturation = 0.4, hue = 0.1 }
+grayscale = 0.2
+blur = { prob = 0.5 }
+[backbone.resnet]
+depth = 18
+width = 0.125
+stem = "cifar"
+[method.simclr]
+hidden = 32
+out = 16
+[batch]
+global = 32
+micro = 4
+[optimizer.lars]
+[schedule]
+steps = 6
+lr = 0.5
+warmup_epochs = 1
+[ema]
+momentum = 0.9
+[checkpoint]
+every_steps = 2
+[eval]
+skip = true
+"#;
+
+pub(crate) const MAE: &str = r#"
+[data]
+source = "sample"
+limit = 80
+[[views]]
+size = 16
+crop = { scale = [0.2, 1.0] }
+flip = 0.5
+[backbone.vit]
+patch = 4
+dim = 24
+depth = 3
+heads = 2
+drop_path = 0.2
+init = "xavier"
+[method.mae]
+decoder_dim = 16
+decoder_depth = 1
+decoder_heads = 2
+[batch]
+global = 32
+micro = 4
+[optimizer.adamw]
+[schedule]
+steps = 6
+lr = 0.01
+clip_norm = 1.0
+[checkpoint]
+every_steps = 2
+[eval]
+skip = true
+"#;
+
+/// A folder for one test, with its recipe.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new(recipe: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, run: &str, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
+        command.arg("pretrain").arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs to the end.
+    pub(crate) fn output(&self, run: &str, options: &[&str]) -> Output {
+        self.command(run, options).output().unwrap()
+    }
+
+    pub(crate) fn run(&self, run: &str, options: &[&str]) -> Result {
+        let output = self.output(run, options);
+        assert!(output.status.success(), "{run} {options:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Result::of(&self.path(run))
+    }
+
+    fn spawn(&self, run: &str, options: &[&str]) -> Child {
+        self.command(run, options).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// Waits until a run has logged `lines` steps.
+    fn wait_for_steps(&self, run: &str, lines: usize) {
+        let start = Instant::now();
+        loop {
+            let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();
+            if text.lines().count() >= lines {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(120), "no step {lines} within two minutes");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What a run came to, without clocks.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Result {
+    /// Every step's record, wall-clock fields left out.
+    steps: Vec<Value>,
+    /// Every tensor file of the last checkpoint.
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Result {
+    pub(crate) fn of(run: &Path) -> Self {
+        let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let steps = text.lines().map(|line| {
+            let mut step: Value = serde_json::from_str(line).unwrap();
+            step.as_object_mut().unwrap().retain(|key, _| key != "time_s" && key != "images_per_s");
+            step
+        });
+        let latest = fs::read_to_string(run.join("checkpoints/latest")).unwrap();
+        let files = fs::read_dir(run.join("checkpoints").join(latest.trim())).unwrap().map(|entry| entry.unwrap().path());
+        let tensors = files.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+        let read = |path: PathBuf| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap());
+        Self { steps: steps.collect(), files: tensors.map(read).collect() }
+    }
+
+    pub(crate) fn assert_same(&self, other: &Self, what: &str) {
+        assert_eq!(self.steps, other.steps, "{what}: losses");
+        assert!(!self.files.is_empty());
+        assert!(self.files.keys().eq(other.files.keys()), "{what}: files");
+        for (name, bytes) in &self.files {
+            assert!(bytes == &other.files[name], "{what}: {name} differs");
+        }
+    }
+}
+
+fn both(test: impl Fn(&str, &Place)) {
+    for (name, recipe) in [("simclr", SIMCLR), ("mae", MAE)] {
+        test(name, &Place::new(recipe));
+    }
+}
+
+#[test]
+fn bitwise_any_number_of_ranks() {
+    both(|name, place| {
+        let one = place.run("1", &["--ranks", "1"]);
+        assert_eq!(one.steps.len(), 6);
+        for ranks in ["2", "3", "4", "8"] {
+            place.run(ranks, &["--ranks", ranks]).assert_same(&one, &format!("{name}, {ranks} ranks"));
+        }
+    });
+}
+
+#[test]
+fn bitwise_any_number_of_loader_threads_and_both_memories() {
+    both(|name, place| {
+        let reference = place.run("reference", &["--ranks", "1", "data.workers=1", "data.prefetch=1"]);
+        place.run("threads", &["--ranks", "1", "data.workers=4", "data.prefetch=7"]).assert_same(&reference, name);
+        place.run("cache", &["--ranks", "2", "batch.memory=cache"]).assert_same(&reference, name);
+    });
+}
+
+#[test]
+fn different_seeds_differ() {
+    both(|name, place| {
+        let (a, b) = (place.run("a", &["seed=1"]), place.run("b", &["seed=2"]));
+        assert_ne!(a.steps, b.steps, "{name}");
+        assert_ne!(a.files, b.files, "{name}");
+    });
+}
+
+#[test]
+fn bitwise_after_sigkill_and_resume_on_another_number_of_ranks() {
+    both(|name, place| {
+        let whole = place.run("whole", &["--ranks", "2"]);
+        // killed at a different place each time: after a checkpoint, between two, right after the first step
+        for (kill_after, first, second) in [(1, "1", "2"), (3, "2", "3"), (5, "3", "1")] {
+            let run = format!("killed-{kill_after}");
+            let mut child = place.spawn(&run, &["--ranks", first]);
+            place.wait_for_steps(&run, kill_after);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            place.run(&run, &["--ranks", second]).assert_same(&whole, &format!("{name}, killed after {kill_after}"));
+        }
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn bitwise_after_an_interruption_which_writes_a_checkpoint() {
+    both(|name, place| {
+        let whole = place.run("whole", &["checkpoint.every_steps=0"]);
+        for signal in ["-INT", "-TERM"] {
+            let run = format!("interrupted{signal}");
+            let mut child = place.spawn(&run, &["checkpoint.every_steps=0"]);
+            place.wait_for_steps(&run, 2);
+            assert!(Command::new("kill").arg(signal).arg(child.id().to_string()).status().unwrap().success());
+            assert_eq!(child.wait().unwrap().code(), Some(0), "{name}: a clean stop");
+            place.run(&run, &["checkpoint.every_steps=0"]).assert_same(&whole, name);
+        }
+    });
+}
+
+#[test]
+fn the_plan_runs_to_the_same_bits() {
+    both(|name, place| {
+        let first = place.run("first", &["seed=3"]);
+        fs::copy(place.path("first/plan.toml"), place.path("recipe.toml")).unwrap();
+        place.run("again", &[]).assert_same(&first, name);
+    });
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_falls_back() {
+    let place = Place::new(SIMCLR);
+    let whole = place.run("run", &[]);
+    for damage in ["flip", "truncate", "remove"] {
+        let newest = place.path("run/checkpoints/step-00000006");
+        let file = newest.join("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        match damage {
+            "flip" => {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+                fs::write(&file, bytes).unwrap();
+            }
+            "truncate" => fs::write(&file, &bytes[..bytes.len() / 3]).unwrap(),
+            _ => fs::remove_file(newest.join("manifest.json")).unwrap(),
+        }
+        let output = place.output("run", &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("warning[W005]") && said.contains("going back to step 4"), "{damage}: {said}");
+        Result::of(&place.path("run")).assert_same(&whole, damage);
+    }
+}
+
+#[test]
+fn every_checkpoint_damaged_is_an_error_and_never_starts_over() {
+    let place = Place::new(MAE);
+    place.run("run", &[]);
+    for (_, path) in autodidact::checkpoint::list(&place.path("run/checkpoints")) {
+        fs::write(path.join("optimizer.safetensors"), b"").unwrap();
+    }
+    let before = fs::read(place.path("run/metrics.jsonl")).unwrap();
+    let output = place.output("run", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("every checkpoint of this run is damaged") && said.contains("--resume never"), "{said}");
+    assert_eq!(fs::read(place.path("run/metrics.jsonl")).unwrap(), before, "nothing was lost");
+    let output = place.output("run", &["--resume", "never"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read(place.path("run.1/metrics.jsonl")).unwrap(), before, "the old run is beside the new one");
+}
+
+#[test]
+fn a_finished_run_is_not_trained_again_and_old_checkpoints_go() {
+    let place = Place::new(MAE);
+    let first = place.run("run", &["checkpoint.keep=2"]);
+    let output = place.output("run", &["checkpoint.keep=2"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is complete"));
+    Result::of(&place.path("run")).assert_same(&first, "second start");
+    let steps: Vec<u64> = autodidact::checkpoint::list(&place.path("run/checkpoints")).iter().map(|c| c.0).collect();
+    assert_eq!(steps, [4, 6]);
+}
+
+#[test]
+fn resume_from_a_named_checkpoint() {
+    let place = Place::new(SIMCLR);
+    let whole = place.run("whole", &[]);
+    let from = place.path("whole/checkpoints/step-00000002").display().to_string();
+    let output = place.output("branch", &["--resume", &from]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(Result::of(&place.path("branch")).files, whole.files);
+    let output = place.output("other", &["--resume", &from, "schedule.lr=0.1"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("written by another recipe"), "{said}");
+}
+
+/// A file system of `kib` KiB, or nothing where this user may not mount one.
+#[cfg(target_os = "linux")]
+fn small_disk(at: &Path, kib: usize) -> Option<impl Drop> {
+    struct Mounted(PathBuf);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+    fs::create_dir_all(at).unwrap();
+    let size = format!("size={kib}k");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).stderr(Stdio::null());
+    mount.status().ok().filter(std::process::ExitStatus::success).map(|_| Mounted(at.to_owned()))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_one_sentence_and_no_half_written_checkpoint() {
+    let place = Place::new(SIMCLR);
+    let whole = place.run("whole", &[]);
+    let checkpoint: u64 = whole.files.values().map(|bytes| bytes.len() as u64).sum();
+    let disk = place.path("disk");
+    // room for one checkpoint and the logs, not for two
+    let Some(_mounted) = small_disk(&disk, (checkpoint * 3 / 2 / 1024) as usize) else {
+        eprintln!("skipped: this user may not mount a file system");
+        return;
+    };
+    let output = place.output("disk/run", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("No space left on device") && said.contains("hint: "), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    let names: Vec<String> = fs::read_dir(disk.join("run/checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().all(|name| name == "latest" || name.starts_with("step-")), "{names:?}");
+    for (_, path) in autodidact::checkpoint::list(&disk.join("run/checkpoints")) {
+        autodidact::checkpoint::verify(&path).unwrap();
+    }
+}
+
+#[test]
+fn two_processes_do_not_train_in_one_folder() {
+    let place = Place::new(SIMCLR);
+    let mut child = place.spawn("run", &["schedule.steps=200"]);
+    place.wait_for_steps("run", 1);
+    let output = place.output("run", &["schedule.steps=200"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("another process is training in this folder"), "{said}");
+}
+
+#[test]
+fn a_damaged_image_is_replaced_the_same_way_everywhere() {
+    let place = Place::new(&SIMCLR.replace("source = \"sample\"\nlimit = 80", "source = \"folder\"\npath = \"PATH\"\nmax_bad = 0.1"));
+    let images = place.path("images");
+    fs::create_dir(&images).unwrap();
+    for i in 0..40u8 {
+        let image = image::RgbImage::from_fn(20, 24, |x, y| image::Rgb([i.wrapping_mul(7), x as u8 * 9, y as u8 * 5]));
+        image.save(images.join(format!("{i:02}.png"))).unwrap();
+    }
+    fs::write(images.join("13.png"), b"not an image").unwrap();
+    let text = fs::read_to_string(place.path("recipe.toml")).unwrap();
+    fs::write(place.path("recipe.toml"), text.replace("PATH", &images.display().to_string())).unwrap();
+    let one = place.run("one", &["--ranks", "1", "data.workers=1"]);
+    place.run("four", &["--ranks", "4", "data.workers=4"]).assert_same(&one, "substitutes");
+    let list = fs::read_to_string(place.path("four/bad-images.jsonl")).unwrap();
+    assert_eq!(list.lines().count(), 1);
+    assert!(list.contains("13.png"), "{list}");
+    let output = place.output("fail", &["data.on_error=fail"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("13.png"), "{said}");
+    let output = place.output("limit", &["data.max_bad=0.01"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+}
