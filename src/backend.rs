@@ -87,7 +87,15 @@ fn cuda_driver() -> Driver {
     let standard: &[&str] = if cfg!(windows) {
         &["C:\\Windows\\System32"]
     } else {
-        &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"]
+        &[
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib",
+            "/usr/lib/wsl/lib",
+            "/usr/local/nvidia/lib64",
+            "/run/opengl-driver/lib",
+        ]
     };
     let folders = std::env::split_paths(&from_environment).chain(standard.iter().map(std::path::PathBuf::from));
     let found = folders.into_iter().any(|folder| names.iter().any(|name| folder.join(name).exists()));

@@ -1,6 +1,6 @@
 //! Content-keyed randomness: every draw is a function of what it is for, never of who asks first.
 //!
-//! A [`Stream`] is a ChaCha8 generator whose 256-bit key is the BLAKE3 hash of the run's seed, a [`Purpose`] and the
+//! A [`Stream`] is a `ChaCha8` generator whose 256-bit key is the BLAKE3 hash of the run's seed, a [`Purpose`] and the
 //! coordinates of the draw (epoch, image index, view, ...). Ranks, threads, prefetch depth and restarts are not
 //! coordinates, so they cannot change a result. Eight rounds are ample for simulation (Aumasson, 2019,
 //! <https://eprint.iacr.org/2019/1492>) and twice as fast as twenty.
@@ -113,6 +113,9 @@ impl Stream {
     }
 
     /// Permutes a slice (Fisher-Yates, from the end).
+    ///
+    /// # Panics
+    /// Never: an index of a slice fits a `usize`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = usize::try_from(self.below(last as u64 + 1)).expect("below a usize");
@@ -152,7 +155,7 @@ mod tests {
         assert!((squares - 1.0).abs() < 0.05, "{squares}");
         let mut counts = [0u32; 7];
         (0..n).for_each(|_| counts[stream.below(7) as usize] += 1);
-        assert!(counts.iter().all(|&c| (c as i32 - n / 7).abs() < 300), "{counts:?}");
+        assert!(counts.iter().all(|&c| c.abs_diff(n as u32 / 7) < 300), "{counts:?}");
     }
 
     #[test]

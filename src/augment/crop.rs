@@ -345,10 +345,11 @@ mod tests {
             let area = CropBox { top: 0, left: 0, height, width };
             let got = resized_crop(&image, area, to_width, to_height, interpolation);
             let expected = resized_by_definition(&image, to_width, to_height, interpolation);
-            // weights of 16 bits differ from exact ones where a sum is close to a half
+            // weights of 16 bits differ from exact ones where a sum is close to a half; a bicubic second pass, whose weights
+            // add up to 1.25 in magnitude, can make two levels of one
             let differences: Vec<_> = got.iter().zip(expected.iter()).map(|(&g, &e)| g.abs_diff(e)).collect();
-            prop_assert!(differences.iter().all(|&d| d <= 1));
-            prop_assert!(differences.iter().filter(|&&d| d == 1).count() <= 2 + differences.len() / 20);
+            prop_assert!(differences.iter().all(|&d| d <= 2));
+            prop_assert!(differences.iter().filter(|&&d| d >= 1).count() <= 2 + differences.len() / 20);
         }
 
         #[test]

@@ -10,6 +10,8 @@ use safetensors::{Dtype, SafeTensors};
 
 /// Shape and values of a tensor.
 pub(super) type Slice<'a> = (&'a [usize], &'a [f32]);
+/// Shape and values of each tensor of a file.
+pub(super) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Writes a new file and waits until it is on disk.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -20,7 +22,8 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Encodes named fp32 tensors.
 pub(super) fn encode(tensors: &[(String, Slice<'_>)]) -> io::Result<Vec<u8>> {
-    let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, (_, values))| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(_, (_, values))| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
     let views: Result<Vec<_>, _> = tensors
         .iter()
         .zip(&bytes)
@@ -32,7 +35,7 @@ pub(super) fn encode(tensors: &[(String, Slice<'_>)]) -> io::Result<Vec<u8>> {
 }
 
 /// Decodes fp32 tensors.
-pub(super) fn decode(bytes: &[u8]) -> Result<BTreeMap<String, (Vec<usize>, Vec<f32>)>, String> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Tensors, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
     let mut tensors = BTreeMap::new();
     for (name, view) in file.iter() {
@@ -40,7 +43,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<BTreeMap<String, (Vec<usize>, Vec<f
             return Err(format!("`{name}` is {:?}, F32 was written", view.dtype()));
         }
         let (values, _) = view.data().as_chunks::<4>();
-        tensors.insert(name.to_owned(), (view.shape().to_vec(), values.iter().map(|&b| f32::from_le_bytes(b)).collect()));
+        tensors
+            .insert(name.to_owned(), (view.shape().to_vec(), values.iter().map(|&b| f32::from_le_bytes(b)).collect()));
     }
     Ok(tensors)
 }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use self::files::Tensors;
 use crate::files::{FileError, sync_folder, write_atomically};
 use crate::model::Kind;
 use crate::model::params::Layout;
@@ -123,7 +124,13 @@ pub enum CheckpointError {
 ///
 /// # Errors
 /// When the system refuses; then the temporary files are removed and earlier checkpoints are untouched.
-pub fn save(folder: &Path, layout: &Layout, state: &Snapshot<'_>, plan: &str, keep: usize) -> Result<PathBuf, CheckpointError> {
+pub fn save(
+    folder: &Path,
+    layout: &Layout,
+    state: &Snapshot<'_>,
+    plan: &str,
+    keep: usize,
+) -> Result<PathBuf, CheckpointError> {
     let path = folder.join(name_of(state.step));
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
@@ -137,7 +144,8 @@ pub fn save(folder: &Path, layout: &Layout, state: &Snapshot<'_>, plan: &str, ke
         };
         put(MODEL, &files::encode(&named(layout, state.weights, state.buffers))?)?;
         let states = state.optimizer.iter();
-        let states = states.flat_map(|(name, values)| trained(layout, values).map(move |(path, t)| (format!("{name}/{path}"), t)));
+        let states = states
+            .flat_map(|(name, values)| trained(layout, values).map(move |(path, t)| (format!("{name}/{path}"), t)));
         put(OPTIMIZER, &files::encode(&states.collect::<Vec<_>>())?)?;
         if let Some(ema) = state.ema {
             put(EMA, &files::encode(&named(layout, ema, state.buffers))?)?;
@@ -252,16 +260,15 @@ pub fn load_for_evaluation(path: &Path, layout: &Layout) -> Result<(Vec<f32>, Ve
     Ok((weights, buffers, manifest))
 }
 
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
 fn load_network(path: &Path, file: &str, layout: &Layout) -> Result<(Vec<f32>, Vec<f32>), CheckpointError> {
     let mut tensors = tensors_of(path, file)?;
     let weights = gather(path, layout, Kind::Trained, &mut tensors, str::to_owned)?;
     let buffers = gather(path, layout, Kind::Buffer, &mut tensors, str::to_owned)?;
     match tensors.keys().next() {
-        Some(extra) => {
-            Err(CheckpointError::OtherNetwork { path: path.to_owned(), reason: format!("it has `{extra}`, the recipe's network has not") })
-        }
+        Some(extra) => Err(CheckpointError::OtherNetwork {
+            path: path.to_owned(),
+            reason: format!("it has `{extra}`, the recipe's network has not"),
+        }),
         None => Ok((weights, buffers)),
     }
 }

@@ -33,7 +33,8 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let evaluation = pretrain::measure(&plan, &source, Weights::Given(&weights, &buffers), &chosen.device)?;
     if evaluation.knn.is_none() {
         let text = format!("{}: its images have no labels to classify by", folder.display());
-        let hint = "name labelled images with `eval.test.source=folder eval.test.path=...` and use labelled training images";
+        let hint =
+            "name labelled images with `eval.test.source=folder eval.test.path=...` and use labelled training images";
         return Err(Failure::message(Kind::Failure, text).hint(hint));
     }
     let mut summary = Summary { run: path, ..Summary::default() };
@@ -48,8 +49,11 @@ fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     if target.join("manifest.json").exists() {
         let folder = target.canonicalize()?.parent().and_then(Path::parent).map(Path::to_owned);
         let folder = folder.filter(|folder| folder.join("plan.toml").exists()).ok_or_else(|| {
-            Failure::message(Kind::Usage, format!("{}: no run folder with a plan.toml around this checkpoint", target.display()))
-                .hint("a checkpoint is evaluated with the plan of its run: keep it in `<run>/checkpoints/`")
+            Failure::message(
+                Kind::Usage,
+                format!("{}: no run folder with a plan.toml around this checkpoint", target.display()),
+            )
+            .hint("a checkpoint is evaluated with the plan of its run: keep it in `<run>/checkpoints/`")
         })?;
         return Ok((folder, target.to_owned()));
     }
@@ -57,7 +61,9 @@ fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     match (newest, damaged.first()) {
         (Some((_, path)), _) => Ok((target.to_owned(), path)),
         (None, Some(error)) => Err(Failure::message(Kind::Failure, error)),
-        (None, None) => Err(Failure::message(Kind::Usage, format!("{}: neither a run folder nor a checkpoint", target.display()))
-            .hint("give the folder that `pretrain` named, such as `runs/simclr`, or one below its `checkpoints/`")),
+        (None, None) => {
+            Err(Failure::message(Kind::Usage, format!("{}: neither a run folder nor a checkpoint", target.display()))
+                .hint("give the folder that `pretrain` named, such as `runs/simclr`, or one below its `checkpoints/`"))
+        }
     }
 }

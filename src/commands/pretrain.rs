@@ -119,11 +119,7 @@ pub(super) fn cores() -> usize {
 }
 
 /// Resolves a recipe for a data set.
-pub(super) fn resolve(
-    loaded: &Loaded,
-    source: &dyn Source,
-    request: &Request,
-) -> Result<Plan, Failure> {
+pub(super) fn resolve(loaded: &Loaded, source: &dyn Source, request: &Request) -> Result<Plan, Failure> {
     let classes = source.classes().len();
     let facts = DataFacts {
         images: source.len(),
@@ -164,7 +160,8 @@ fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
     }
     let (good, damaged) = checkpoint::newest(&folder.join("checkpoints"));
     for error in &damaged {
-        let next = good.as_ref().map_or("there is no older one".to_owned(), |(step, _)| format!("going back to step {step}"));
+        let next =
+            good.as_ref().map_or("there is no older one".to_owned(), |(step, _)| format!("going back to step {step}"));
         say(&format!("warning[W005]: {error}; {next}"));
     }
     match good {
@@ -179,7 +176,8 @@ fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
         None if damaged.is_empty() => Ok(None),
         None => {
             let text = format!("{}: every checkpoint of this run is damaged", folder.display());
-            Err(Failure::message(Kind::Failure, text).hint("train anew with `--resume never`; the old run is kept beside it"))
+            Err(Failure::message(Kind::Failure, text)
+                .hint("train anew with `--resume never`; the old run is kept beside it"))
         }
     }
 }
@@ -203,8 +201,12 @@ fn set_aside(folder: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let free = (1..).map(|number| folder.with_file_name(format!("{name}.{number}"))).find(|path| !path.exists());
-    let aside = free.unwrap_or_else(|| folder.with_extension("old"));
+    let mut number = 1;
+    let mut aside = folder.with_file_name(format!("{name}.{number}"));
+    while aside.exists() {
+        number += 1;
+        aside = folder.with_file_name(format!("{name}.{number}"));
+    }
     fs::rename(folder, &aside).map_err(FileError::at(folder, "move the old run aside"))?;
     say(&format!("the run in {} is now {}", folder.display(), aside.display()));
     Ok(())
@@ -215,25 +217,20 @@ fn lock(folder: &Path) -> Result<File, Failure> {
     let path = folder.join(".lock");
     let file = File::create(&path).map_err(FileError::at(&path, "create"))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => {
             let text = format!("{}: another process is training in this folder", folder.display());
             Err(Failure::message(Kind::Failure, text).hint("wait for it, or choose another folder with `--run-dir`"))
         }
         // file systems without locks (some network mounts) are used without
-        Err(fs::TryLockError::Error(_)) => Ok(file),
+        Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(file),
     }
 }
 
 /// Writes what the run is, before it starts.
 fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: SystemTime) -> Result<(), Failure> {
-    let mut recipe = loaded.text().to_owned();
-    for change in loaded.overrides() {
-        recipe.push_str(&format!("\n# changed on the command line: {change}"));
-    }
-    if !loaded.overrides().is_empty() {
-        recipe.push('\n');
-    }
+    let mut recipe = vec![loaded.text().trim_end().to_owned()];
+    recipe.extend(loaded.overrides().iter().map(|change| format!("# changed on the command line: {change}")));
+    let recipe = recipe.join("\n") + "\n";
     let resolved = plan.to_toml().map_err(|error| Failure::new(Kind::Failure, error))?;
     write_atomically(&folder.join("recipe.toml"), recipe.as_bytes())?;
     write_atomically(&folder.join("plan.toml"), resolved.as_bytes())?;

@@ -16,7 +16,7 @@ use crate::recipe::Recipe;
 use crate::report::KnnResult;
 use crate::rng::{Purpose, Stream};
 
-/// Added to each probability of RankMe's entropy, its authors' value for single precision.
+/// Added to each probability of `RankMe`'s entropy, its authors' value for single precision.
 const RANKME_EPSILON: f64 = 1e-7;
 
 /// Which weights to evaluate.
@@ -35,7 +35,7 @@ pub struct Evaluation {
     pub knn: Option<KnnResult>,
     /// Mean standard deviation of the normalised features.
     pub embedding_std: f64,
-    /// RankMe of the features.
+    /// `RankMe` of the features.
     pub rankme: f64,
     /// Width of the features.
     pub dim: usize,
@@ -61,7 +61,9 @@ impl EvalSet {
         let held_out = match test {
             Some(config) => Some(crate::data::open(config, Split::Test)?),
             // a source without a test split says so by an error; then a part of the training images serves
-            None => crate::data::open(&recipe.data, Split::Test).ok().filter(|test| test.fingerprint() != train.fingerprint()),
+            None => crate::data::open(&recipe.data, Split::Test)
+                .ok()
+                .filter(|test| test.fingerprint() != train.fingerprint()),
         };
         let labelled = |source: &Arc<dyn Source>| -> Vec<usize> {
             (0..source.len()).filter(|&index| source.label(index).is_some()).collect()

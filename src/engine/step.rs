@@ -54,7 +54,8 @@ pub(super) fn run(
     learner: &dyn Learner,
     ranks: &dyn Collective,
 ) -> Result<StepResult, EngineError> {
-    let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step / spec.steps_per_epoch, batch)).collect();
+    let batches: Vec<MicroBatch> =
+        batches.into_iter().map(|batch| to_device(spec, step / spec.steps_per_epoch, batch)).collect();
     let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
     let mut gradients = TreeSum::new(spec.micros);
     let (sum, count) = match learner.sees() {
@@ -63,7 +64,9 @@ pub(super) fn run(
     };
     let mut gradient = ranks.all_reduce(spec.micros, gradients.into_nodes())?;
     let scale = (1.0 / count) as f32;
-    gradient.iter_mut().for_each(|g| *g *= scale);
+    for g in &mut gradient {
+        *g *= scale;
+    }
 
     let Stats { places, values } = rank.stats;
     let per_micro: usize = places.iter().map(|place| place.len).sum();
@@ -115,14 +118,16 @@ impl RankStep<'_> {
             graphs.push(if self.spec.memory == Memory::Keep { Some(outputs) } else { None });
         }
         let rows = batches.first().map_or(0, |batch| batch.images.len());
-        let gathered = gather(local, rows, self.spec.micros, ranks)?;
+        let gathered = gather(&local, rows, self.spec.micros, ranks)?;
 
-        let leaves: Vec<Tensor<2>> = gathered.tensors.iter().map(|t| t.leaf(&self.spec.device).require_grad()).collect();
+        let leaves: Vec<Tensor<2>> =
+            gathered.tensors.iter().map(|t| t.leaf(&self.spec.device).require_grad()).collect();
         let constants = gathered.constants.iter().map(|t| t.leaf(&self.spec.device)).collect();
         let loss = self.learner.loss(Outputs { tensors: leaves.clone(), constants });
         let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
         let mut leaf_gradients = loss.sum.backward();
-        let upstream: Vec<Option<Tensor<2>>> = leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
+        let upstream: Vec<Option<Tensor<2>>> =
+            leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
 
         for ((index, batch), graph) in self.spec.mine.clone().zip(batches).zip(graphs) {
             let outputs = graph.unwrap_or_else(|| self.encode(batch, false));
@@ -228,7 +233,7 @@ impl HostOutputs {
 
 /// Stacks every output over the global batch, in micro-batch order.
 fn gather(
-    local: Vec<HostOutputs>,
+    local: &[HostOutputs],
     rows: usize,
     micros: usize,
     ranks: &dyn Collective,
@@ -237,7 +242,8 @@ fn gather(
         let count = local.first().map_or(0, |outputs| pick(outputs).len());
         (0..count)
             .map(|i| {
-                let parts: Vec<f32> = local.iter().flat_map(|outputs| pick(outputs)[i].values.iter().copied()).collect();
+                let parts: Vec<f32> =
+                    local.iter().flat_map(|outputs| pick(outputs)[i].values.iter().copied()).collect();
                 let columns = pick(&local[0])[i].columns;
                 let values = ranks.all_gather(parts)?;
                 debug_assert_eq!(values.len(), micros * rows * columns, "one row for each image");

@@ -1,4 +1,4 @@
-//! What rank 0 tells while training: `metrics.jsonl`, TensorBoard events, progress.
+//! What rank 0 tells while training: `metrics.jsonl`, events for `TensorBoard`, progress.
 
 use std::time::{Instant, SystemTime};
 

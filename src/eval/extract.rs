@@ -63,7 +63,7 @@ pub fn extract<E: Send>(
             Err(_) => work(),
         };
         let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(alone)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
         joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     results.into_iter().collect::<Result<Vec<()>, E>>()?;

@@ -64,12 +64,8 @@ impl Method for Mae {
             let problem = "`mae` hides patches from a vision transformer, and a `resnet` has none".to_owned();
             ConfigError::new("backbone", problem, "use `[backbone.vit]`, or `[method.simclr]` with the resnet")
         })?;
-        let arch = DecoderArch::for_encoder(
-            encoder.arch(),
-            config.decoder_dim,
-            config.decoder_depth,
-            config.decoder_heads,
-        )?;
+        let arch =
+            DecoderArch::for_encoder(encoder.arch(), config.decoder_dim, config.decoder_depth, config.decoder_heads)?;
         let decoder = Decoder::new(&arch, &scope.enter("decoder"))?;
         Ok(Self { backbone, decoder, mask_ratio: config.mask_ratio, norm_pix: config.norm_pix })
     }

@@ -236,8 +236,7 @@ impl BatchNorm {
         let gamma = self.weight.as_ref().map_or_else(|| constant(1.0), Param::val);
         let beta = self.bias.as_ref().map_or_else(|| constant(0.0), Param::val);
         let y = if pass.is_train() {
-            let ops::BatchNorm { output, mean, var } =
-                ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu);
+            let ops::BatchNorm { output, mean, var } = ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu);
             let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
             pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
             output

@@ -195,7 +195,8 @@ pub fn run_ranks<R: Send, E: Send + std::fmt::Display>(
                 let run = move || {
                     let number = rank.rank;
                     let world = ThreadRank { rank: number, world: Arc::clone(&rank.world) };
-                    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_pool_of_one(|| work(rank))));
+                    let outcome =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_pool_of_one(|| work(rank))));
                     let error = match outcome {
                         Ok(Ok(result)) => return Some(result),
                         Ok(Err(error)) => error,

@@ -146,7 +146,9 @@ mod tests {
                 run.for_each(|i| local.push_leaf(i, vec![values[i]]));
                 let nodes = local.into_nodes();
                 prop_assert!(nodes.len() <= 2 * 7);
-                nodes.into_iter().for_each(|node| total.push(node));
+                for node in nodes {
+                    total.push(node);
+                }
             }
             prop_assert_eq!(total.finish()[0].to_bits(), reference(&values).to_bits());
         }

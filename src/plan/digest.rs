@@ -81,7 +81,9 @@ impl Plan {
         let path = folder.join("plan.toml");
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(false);
+            }
             Err(error) => return Err(FolderError::Unreadable { path, reason: error.to_string() }),
         };
         let unreadable = |reason: String| FolderError::Unreadable { path: path.clone(), reason };

@@ -37,10 +37,7 @@ impl Plan {
                 "steps",
                 format!("{} ({} an epoch, {left_out} images left out each epoch)", self.steps, self.steps_per_epoch),
             ),
-            (
-                "warm-up",
-                format!("{} ({})", plural(self.warmup_steps, "step"), plural(recipe.schedule.warmup_epochs, "epoch")),
-            ),
+            ("warm-up", format!("{} ({})", plural(self.warmup_steps, "step"), epochs(recipe.schedule.warmup_epochs))),
             ("learning rate", format!("{} ({}), cosine to {}", round(self.lr), self.lr_rule, round(self.min_lr))),
             ("seed", recipe.seed.to_string()),
             ("ranks", format!("{} ({})", self.ranks, self.shares())),
@@ -108,4 +105,8 @@ fn table(config: &impl serde::Serialize) -> String {
 /// Rounds to six significant digits, for reading.
 fn round(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
+}
+
+fn epochs(count: f64) -> String {
+    format!("{} epoch{}", round(count), if count == 1.0 { "" } else { "s" })
 }

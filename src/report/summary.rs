@@ -86,10 +86,11 @@ impl Summary {
     /// Returns what was measured, without the story of the run around it.
     #[must_use]
     pub fn measurements(&self) -> String {
-        let mut lines = vec![("checkpoint", format!("{} (step {} of {})", self.run.display(), self.steps, self.total_steps))];
+        let mut lines =
+            vec![("checkpoint", format!("{} (step {} of {})", self.run.display(), self.steps, self.total_steps))];
         lines.extend(self.measured());
-        let block: String = lines.iter().map(|(label, text)| format!("{label:<14} {text}\n")).collect();
-        self.warnings.iter().fold(block, |block, warning| format!("{block}{warning}\n"))
+        let lines = lines.iter().map(|(label, text)| format!("{label:<14} {text}"));
+        lines.chain(self.warnings.iter().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
     }
 
     fn measured(&self) -> Vec<(&'static str, String)> {

@@ -147,7 +147,8 @@ impl Result {
             step
         });
         let latest = fs::read_to_string(run.join("checkpoints/latest")).unwrap();
-        let files = fs::read_dir(run.join("checkpoints").join(latest.trim())).unwrap().map(|entry| entry.unwrap().path());
+        let files =
+            fs::read_dir(run.join("checkpoints").join(latest.trim())).unwrap().map(|entry| entry.unwrap().path());
         let tensors = files.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
         let read = |path: PathBuf| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap());
         Self { steps: steps.collect(), files: tensors.map(read).collect() }
@@ -365,7 +366,9 @@ fn two_processes_do_not_train_in_one_folder() {
 
 #[test]
 fn a_damaged_image_is_replaced_the_same_way_everywhere() {
-    let place = Place::new(&SIMCLR.replace("source = \"sample\"\nlimit = 80", "source = \"folder\"\npath = \"PATH\"\nmax_bad = 0.1"));
+    let place = Place::new(
+        &SIMCLR.replace("source = \"sample\"\nlimit = 80", "source = \"folder\"\npath = \"PATH\"\nmax_bad = 0.1"),
+    );
     let images = place.path("images");
     fs::create_dir(&images).unwrap();
     for i in 0..40u8 {

@@ -33,9 +33,6 @@ impl Array {
         self.values.iter().map(|&v| v as u8).collect()
     }
 
-    pub(crate) fn usize(&self) -> Vec<usize> {
-        self.values.iter().map(|&v| v as usize).collect()
-    }
 
     /// The value of a tensor with one element.
     pub(crate) fn item(&self) -> f64 {
