@@ -4,9 +4,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use autodidact::augment::{
-    BlurConfig, CropConfig, IMAGENET_MEAN, IMAGENET_STD, Interpolation, JitterConfig, MultiView, SolarizeConfig,
-    ViewConfig, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation, eval_view, flip_horizontal,
-    gaussian_blur, grayscale, normalize_into, solarize,
+    BlurConfig, CropConfig, IMAGENET_MEAN, IMAGENET_STD, Interpolation, JitterConfig, MultiView, Normalize,
+    SolarizeConfig, ViewConfig, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation, eval_view,
+    flip_horizontal, gaussian_blur, grayscale, solarize,
 };
 use autodidact::rng::{Purpose, Stream};
 use image::{Rgb, RgbImage};
@@ -63,9 +63,10 @@ fn in_place(change: impl Fn(&mut RgbImage) + 'static) -> Operation {
 }
 
 fn normalize() -> Operation {
-    Box::new(|image, _| {
+    let normalizer = Normalize::new(IMAGENET_MEAN, IMAGENET_STD);
+    Box::new(move |image, _| {
         let mut out = vec![0.0; image.len()];
-        normalize_into(image, IMAGENET_MEAN, IMAGENET_STD, &mut out);
+        normalizer.write(image, &mut out);
         black_box(out);
     })
 }

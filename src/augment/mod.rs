@@ -21,7 +21,7 @@ pub use config::{BlurConfig, CropConfig, Interpolation, JitterConfig, SolarizeCo
 pub use crop::{CropBox, DrawnCrop, eval_view, resize_center_crop, resized_crop};
 pub use flip::{flip_horizontal, flip_vertical};
 pub use grayscale::grayscale;
-pub use normalize::{IMAGENET_MEAN, IMAGENET_STD, normalize_into};
+pub use normalize::{IMAGENET_MEAN, IMAGENET_STD, Normalize};
 pub use solarize::solarize;
 pub use view::{MultiView, Pipeline, View, ViewKey};
 

@@ -26,6 +26,8 @@ const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const EMA: &str = "ema.safetensors";
 const MANIFEST: &str = "manifest.json";
+/// Start of the names of folders that are no checkpoints (yet, or any more).
+const TEMPORARY: &str = ".writing-";
 
 /// The state of a run between two steps, to be written.
 #[derive(Clone, Debug)]
@@ -134,7 +136,8 @@ pub fn save(
     let path = folder.join(name_of(state.step));
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        let temporary = tempfile::Builder::new().prefix(".writing-").tempdir_in(folder)?;
+        remove_left_overs(folder);
+        let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder)?;
         let mut records = BTreeMap::new();
         let mut put = |name: &str, bytes: &[u8]| -> io::Result<()> {
             files::write_synced(&temporary.path().join(name), bytes)?;
@@ -159,10 +162,12 @@ pub fn save(
         };
         files::write_synced(&temporary.path().join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
         sync_folder(temporary.path()).map_err(into_io)?;
+        // a damaged checkpoint of the same step steps aside first; what it is called then is removed with the left-overs
         if path.exists() {
-            std::fs::remove_dir_all(&path)?;
+            std::fs::rename(&path, folder.join(format!("{TEMPORARY}replaced-{}", state.step)))?;
         }
-        std::fs::rename(temporary.keep(), &path)?;
+        std::fs::rename(temporary.path(), &path)?;
+        remove_left_overs(folder);
         sync_folder(folder).map_err(into_io)?;
         write_atomically(&folder.join("latest"), name_of(state.step).as_bytes()).map_err(into_io)
     };
@@ -178,6 +183,16 @@ pub fn save(
         let _ = std::fs::remove_dir_all(old);
     }
     Ok(path)
+}
+
+/// Removes what a killed process left half-written. The run folder's lock makes sure that nobody else is writing.
+fn remove_left_overs(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            // what cannot be removed costs space, not correctness
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Returns the checkpoints below `folder`, oldest first.

@@ -21,6 +21,7 @@ use super::config::OnError;
 use super::error::{Error, ImageError, panic_message};
 use super::order::Schedule;
 use super::source::Source;
+use crate::augment::Normalize;
 use crate::rng::{Purpose, Stream};
 
 /// Substitutes tried for an unreadable image. With half of the images unreadable, one in 65536 finds none.
@@ -39,51 +40,6 @@ pub trait ViewMaker: Send + Sync {
     /// # Shapes
     /// `out` is `[3, size, size]`, and every element is written.
     fn make(&self, image: &RgbImage, epoch: u64, index: u64, view: usize, normalize: &Normalize, out: &mut [f32]);
-}
-
-/// Pixel values 0 to 255 to `(value / 255 - mean) / std`, from a table for each channel.
-#[derive(Clone)]
-pub struct Normalize {
-    tables: Box<[[f32; 256]; 3]>,
-}
-
-impl Normalize {
-    /// Makes the tables.
-    ///
-    /// # Panics
-    /// When a standard deviation is not positive and finite, or a mean is not finite.
-    #[must_use]
-    pub fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
-        assert!(
-            std.iter().all(|&s| s > 0.0 && s.is_finite()) && mean.iter().all(|m| m.is_finite()),
-            "{mean:?} {std:?}"
-        );
-        let table = |channel: usize| std::array::from_fn(|value| (value as f32 / 255.0 - mean[channel]) / std[channel]);
-        Self { tables: Box::new(std::array::from_fn(table)) }
-    }
-
-    /// Writes the normalised pixels of an image.
-    ///
-    /// # Shapes
-    /// `out` is `[3, height, width]`.
-    ///
-    /// # Panics
-    /// When `out` has another length.
-    pub fn write(&self, image: &RgbImage, out: &mut [f32]) {
-        let plane = image.as_raw().len() / 3;
-        assert_eq!(out.len(), 3 * plane, "three planes of the image's size");
-        for (channel, (table, out)) in self.tables.iter().zip(out.chunks_exact_mut(plane.max(1))).enumerate() {
-            for (out, pixel) in out.iter_mut().zip(image.as_raw().chunks_exact(3)) {
-                *out = table[usize::from(pixel[channel])];
-            }
-        }
-    }
-}
-
-impl std::fmt::Debug for Normalize {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Normalize").finish_non_exhaustive()
-    }
 }
 
 /// One micro-batch in host memory.

@@ -18,6 +18,6 @@ pub use config::{DataConfig, OnError, SourceKind};
 pub use decode::{Decoded, Kind, decode};
 pub use error::{Error, ImageError};
 pub use inspect::{Channels, Report, Sizes, Unreadable, inspect};
-pub use loader::{HostBatch, HostView, Loader, LoaderPlan, Normalize, ViewMaker};
+pub use loader::{HostBatch, HostView, Loader, LoaderPlan, ViewMaker};
 pub use order::{Order, Schedule};
 pub use source::{Source, Split, open};

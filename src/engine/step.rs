@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::config::Memory;
@@ -10,7 +9,7 @@ use super::error::EngineError;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Sees};
 use crate::model::params::Layout;
-use crate::model::{BatchStats, Kind, Noise, Pass};
+use crate::model::{BatchStats, Noise, Pass};
 use crate::parallel::{Collective, TreeSum};
 
 /// What stays the same from step to step.
@@ -36,14 +35,7 @@ pub(super) struct StepResult {
     /// Statistics of every batch-norm layer, one after another for each micro-batch of the global batch.
     pub(super) batch_stats: Vec<Vec<f32>>,
     /// Where those statistics belong.
-    pub(super) stats_places: Vec<StatsPlace>,
-}
-
-/// Place of a mean or variance in the flat buffers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StatsPlace {
-    pub(super) offset: usize,
-    pub(super) len: usize,
+    pub(super) stats_places: Vec<Range<usize>>,
 }
 
 /// Runs this rank's micro-batches of one step and reduces over all ranks.
@@ -69,7 +61,7 @@ pub(super) fn run(
     }
 
     let Stats { places, values } = rank.stats;
-    let per_micro: usize = places.iter().map(|place| place.len).sum();
+    let per_micro: usize = places.iter().map(ExactSizeIterator::len).sum();
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
     Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places })
@@ -169,21 +161,16 @@ impl RankStep<'_> {
 /// Batch statistics of this rank's micro-batches on the host.
 #[derive(Debug, Default)]
 struct Stats {
-    places: Vec<StatsPlace>,
+    places: Vec<Range<usize>>,
     values: Vec<f32>,
 }
 
 impl Stats {
     fn add(&mut self, stats: Vec<BatchStats>, layout: &Layout) {
-        let place = |id: ParamId| {
-            let entry = layout.entries().iter().find(|entry| entry.kind == Kind::Buffer && entry.id == id);
-            let entry = entry.expect("running statistics are buffers of the network");
-            StatsPlace { offset: entry.offset, len: entry.len }
-        };
         let known = !self.places.is_empty();
         for layer in stats {
             if !known {
-                self.places.extend([place(layer.running_mean), place(layer.running_var)]);
+                self.places.extend(layout.places(&layer));
             }
             self.values.extend(to_host(layer.mean));
             self.values.extend(to_host(layer.var));

@@ -10,20 +10,17 @@ use burn::tensor::Device;
 use image::RgbImage;
 
 use super::error::EngineError;
-use super::step::{self, StatsPlace, StepResult, StepSpec};
+use super::step::{self, StepResult, StepSpec};
 use super::watch::{StepNumbers, Watch};
-use crate::augment::MultiView;
+use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, CheckpointError, Snapshot, State};
-use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Normalize, Source, ViewMaker};
+use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::method::{Inputs, Learner};
-use crate::model::params::Layout;
+use crate::model::params::{self, Layout};
 use crate::model::{Kind, Scope};
 use crate::optim::{Optimizer, ParamSpec, Schedule, clip_global_norm, ema, norm};
 use crate::parallel::{Collective, ThreadRank, run_ranks};
 use crate::plan::Plan;
-
-/// Weight of a new batch in batch norm's running statistics, torch's default.
-const BATCH_NORM_MOMENTUM: f32 = 0.1;
 
 /// A run to be trained.
 pub struct Job<'a> {
@@ -240,13 +237,13 @@ fn finite(step: u64, what: &'static str, value: f64) -> Result<(), EngineError> 
 }
 
 /// Folds the statistics of all micro-batches into the running ones, in micro-batch order.
-fn fold(batch_stats: &[Vec<f32>], places: &[StatsPlace], buffers: &mut [f32]) {
+fn fold(batch_stats: &[Vec<f32>], places: &[Range<usize>], buffers: &mut [f32]) {
     for micro in batch_stats {
-        let mut values = micro.iter();
+        let mut rest = micro.as_slice();
         for place in places {
-            for (running, value) in buffers[place.offset..place.offset + place.len].iter_mut().zip(&mut values) {
-                *running = (1.0 - BATCH_NORM_MOMENTUM) * *running + BATCH_NORM_MOMENTUM * value;
-            }
+            let (batch, others) = rest.split_at(place.len());
+            params::fold(&mut buffers[place.clone()], batch);
+            rest = others;
         }
     }
 }

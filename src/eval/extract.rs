@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::augment::{eval_view, normalize_into};
+use crate::augment::{Normalize, eval_view};
 use crate::data::Source;
 
 /// Images of one forward pass; fixed, so that the bits do not depend on the number of threads.
@@ -84,6 +84,7 @@ fn extract_chunk(
     device: &Device,
     forward: &mut dyn FnMut(Tensor<4>) -> Tensor<2>,
 ) -> Extracted {
+    let normalize = Normalize::new(view.mean, view.std);
     let side = view.size as usize;
     let image_len = 3 * side * side;
     let mut kept = Vec::with_capacity(BATCH);
@@ -92,7 +93,7 @@ fn extract_chunk(
     for &index in chunk {
         if let Ok(image) = source.load(index) {
             let out = &mut pixels[kept.len() * image_len..][..image_len];
-            normalize_into(&eval_view(&image, view.size), view.mean, view.std, out);
+            normalize.write(&eval_view(&image, view.size), out);
             kept.push(index);
         }
     }

@@ -95,20 +95,27 @@ impl Layout {
         }
     }
 
-    /// Folds batch statistics into the running statistics of `buffers`: `(1 - momentum) * running + momentum * batch`, in the order
-    /// given (torch's momentum is 0.1).
+    /// Returns the places of a layer's running mean and variance in the buffers.
     ///
     /// # Panics
-    /// When statistics come from a layer that is not in this layout.
-    pub fn fold_batch_stats(&self, stats: &[BatchStats], momentum: f64, buffers: &mut [f32]) {
-        for layer in stats {
-            for (id, batch) in [(layer.running_mean, &layer.mean), (layer.running_var, &layer.var)] {
-                let entry = self.entries.iter().find(|entry| entry.id == id).expect("the layer belongs to this module");
-                for (running, batch) in buffers[entry.range()].iter_mut().zip(to_vec(batch.clone())) {
-                    *running = ((1.0 - momentum) * f64::from(*running) + momentum * f64::from(batch)) as f32;
-                }
-            }
-        }
+    /// When the statistics come from a layer that is not in this layout.
+    #[must_use]
+    pub fn places(&self, stats: &BatchStats) -> [std::ops::Range<usize>; 2] {
+        [stats.running_mean, stats.running_var].map(|id| {
+            let entry = self.entries.iter().find(|entry| entry.id == id).expect("the layer belongs to this module");
+            entry.range()
+        })
+    }
+}
+
+/// Weight of a new batch in batch norm's running statistics, torch's default.
+const BATCH_NORM_MOMENTUM: f64 = 0.1;
+
+/// Folds the statistics of one batch into the running ones: `0.9 * running + 0.1 * batch`.
+pub fn fold(running: &mut [f32], batch: &[f32]) {
+    for (running, batch) in running.iter_mut().zip(batch) {
+        let folded = (1.0 - BATCH_NORM_MOMENTUM) * f64::from(*running) + BATCH_NORM_MOMENTUM * f64::from(*batch);
+        *running = folded as f32;
     }
 }
 
@@ -373,7 +380,11 @@ mod tests {
         let x = Tensor::from_data(TensorData::new(vec![1.0f32, 2.0, 3.0, 3.0, 6.0, 9.0], [2, 3]), &Device::flex());
         let _ = net.norm.forward::<2>(x, &mut pass);
         let mut buffers = read_buffers(&net, &layout);
-        layout.fold_batch_stats(&pass.take_batch_stats(), 0.1, &mut buffers);
+        for stats in pass.take_batch_stats() {
+            let [mean, var] = layout.places(&stats);
+            fold(&mut buffers[mean], &to_vec(stats.mean));
+            fold(&mut buffers[var], &to_vec(stats.var));
+        }
         let expected = [0.2, 0.4, 0.6, 0.9 + 0.1 * 2.0, 0.9 + 0.1 * 8.0, 0.9 + 0.1 * 18.0];
         assert!(buffers.iter().zip(expected).all(|(b, e)| (f64::from(*b) - e).abs() < 1e-6), "{buffers:?}");
     }

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("parallel", &[]),
     ("mask", &["rng"]),
     ("augment", &["rng"]),
-    ("data", &["rng"]),
+    ("data", &["augment", "rng"]),
     ("loss", &[]),
     ("optim", &[]),
     ("model", &["mask", "ops", "rng"]),

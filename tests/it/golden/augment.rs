@@ -4,8 +4,8 @@
 //! not compared.
 
 use autodidact::augment::{
-    Blur, ColorStep, CropBox, CropConfig, DrawnCrop, Interpolation, View, adjust_brightness, adjust_contrast,
-    adjust_hue, adjust_saturation, flip_horizontal, flip_vertical, gaussian_blur, grayscale, normalize_into,
+    Blur, ColorStep, CropBox, CropConfig, DrawnCrop, Interpolation, Normalize, View, adjust_brightness,
+    adjust_contrast, adjust_hue, adjust_saturation, flip_horizontal, flip_vertical, gaussian_blur, grayscale,
     resize_center_crop, resized_crop, solarize,
 };
 use autodidact::rng::{Purpose, Stream};
@@ -148,7 +148,7 @@ fn normalize(case: &Case) -> Outcome {
         let triples: Vec<[f32; 3]> = meaning.split('(').filter_map(triple).collect();
         let [mean, std] = triples[..] else { panic!("{}: no mean and deviation in `{meaning}`", case.name) };
         let mut got = vec![0.0; expected.values.len()];
-        normalize_into(&image, mean, std, &mut got);
+        Normalize::new(mean, std).write(&image, &mut got);
         checks.absolute(name, &got, expected, case.tolerance("abs"));
     }
     Outcome::Compared(checks)
@@ -192,12 +192,8 @@ fn pipeline(case: &Case) -> Outcome {
     }
     let expected = case.tensor("final.u8");
     let mut got = vec![0.0; expected.values.len()];
-    normalize_into(
-        &view.render(&image),
-        autodidact::augment::IMAGENET_MEAN,
-        autodidact::augment::IMAGENET_STD,
-        &mut got,
-    );
+    let normalize = Normalize::new(autodidact::augment::IMAGENET_MEAN, autodidact::augment::IMAGENET_STD);
+    normalize.write(&view.render(&image), &mut got);
     checks.absolute("final.u8", &got, expected, case.tolerance("final_abs"));
     Outcome::Compared(checks)
 }

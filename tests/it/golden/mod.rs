@@ -33,7 +33,6 @@ impl Array {
         self.values.iter().map(|&v| v as u8).collect()
     }
 
-
     /// The value of a tensor with one element.
     pub(crate) fn item(&self) -> f64 {
         assert_eq!(self.values.len(), 1, "one element expected");
