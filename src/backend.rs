@@ -44,12 +44,14 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, DeviceError> {
             let note = "no CUDA driver was found (libcuda), so this runs on the CPU".to_owned();
             Ok(cpu(cfg!(feature = "cuda").then_some(note)))
         }
-        (DeviceChoice::Auto, Driver::Present) if cfg!(feature = "cuda") => Ok(cuda(0)),
+        (DeviceChoice::Auto, Driver::Present) if cfg!(feature = "cuda") => {
+            Ok(cuda(0).unwrap_or_else(|error| cpu(Some(format!("{}, so this runs on the CPU", error.reason)))))
+        }
         (DeviceChoice::Auto, Driver::Present) => {
             let note = "this machine has an NVIDIA driver, but this build is for the CPU; rebuild with `cargo build --features cuda`";
             Ok(cpu(Some(note.to_owned())))
         }
-        (DeviceChoice::Cuda(index), Driver::Present) if cfg!(feature = "cuda") => Ok(cuda(index)),
+        (DeviceChoice::Cuda(index), Driver::Present) if cfg!(feature = "cuda") => cuda(index),
         (DeviceChoice::Cuda(_), _) if cfg!(not(feature = "cuda")) => Err(DeviceError {
             reason: "`--device cuda`: this build is for the CPU".to_owned(),
             hint: "rebuild with `cargo build --features cuda`, or use `--device cpu`".to_owned(),
@@ -61,17 +63,35 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, DeviceError> {
     }
 }
 
+/// Returns the CPU, for what is computed beside a run.
+#[must_use]
+pub fn host() -> Device {
+    Device::flex()
+}
+
 fn cpu(note: Option<String>) -> Chosen {
     Chosen { device: Device::flex(), description: "CPU".to_owned(), note }
 }
 
+/// Opens a CUDA device and computes something on it: a driver without a device is only noticed then, by a panic inside the backend.
 #[cfg(feature = "cuda")]
-fn cuda(index: usize) -> Chosen {
-    Chosen { device: Device::cuda(index), description: format!("CUDA device {index}"), note: None }
+fn cuda(index: usize) -> Result<Chosen, DeviceError> {
+    let probe = || {
+        let device = Device::cuda(index);
+        let one = burn::tensor::Tensor::<1>::ones([1], &device).into_scalar::<f32>();
+        (device, one)
+    };
+    match std::panic::catch_unwind(probe) {
+        Ok((device, _)) => Ok(Chosen { device, description: format!("CUDA device {index}"), note: None }),
+        Err(_) => Err(DeviceError {
+            reason: format!("CUDA device {index} does not answer"),
+            hint: "`nvidia-smi` lists the devices; or use `--device cpu`".to_owned(),
+        }),
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_index: usize) -> Chosen {
+fn cuda(_index: usize) -> Result<Chosen, DeviceError> {
     unreachable!("only builds with the `cuda` feature choose CUDA")
 }
 

@@ -98,7 +98,7 @@ pub enum EvalCommand {
     #[command(after_help = "\
 Examples:
   autodidact eval knn runs/simclr
-  autodidact eval knn runs/simclr/checkpoints/step-500
+  autodidact eval knn runs/simclr/checkpoints/step-00000500
   autodidact eval knn runs/simclr eval.k=5")]
     Knn(KnnArgs),
 }

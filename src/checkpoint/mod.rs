@@ -178,7 +178,10 @@ pub fn save(
         };
         CheckpointError::Write { path: path.clone(), source, kept }
     })?;
-    for (_, old) in list(folder).into_iter().rev().skip(keep.max(1)) {
+    // steps beyond this one belong to a future that was given up (resumed from an older checkpoint, or damaged)
+    let (later, own): (Vec<_>, Vec<_>) = list(folder).into_iter().partition(|(step, _)| *step > state.step);
+    let surplus = own.len().saturating_sub(keep.max(1));
+    for (_, old) in later.iter().chain(&own[..surplus]) {
         // an old checkpoint that cannot be removed costs space, not correctness
         let _ = std::fs::remove_dir_all(old);
     }
@@ -211,11 +214,15 @@ pub fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
 
 /// Returns the newest checkpoint below `folder` whose files are whole, and what is wrong with those that are newer.
 #[must_use]
-pub fn newest(folder: &Path) -> (Option<(u64, PathBuf)>, Vec<CheckpointError>) {
+pub fn newest(folder: &Path) -> (Option<(Manifest, PathBuf)>, Vec<CheckpointError>) {
     let mut damaged = Vec::new();
     for (step, path) in list(folder).into_iter().rev() {
         match verify(&path) {
-            Ok(_) => return (Some((step, path)), damaged),
+            Ok(manifest) if manifest.step == step => return (Some((manifest, path)), damaged),
+            Ok(manifest) => damaged.push(CheckpointError::Damaged {
+                path: path.join(MANIFEST),
+                reason: format!("it says step {}, the folder says {step}", manifest.step),
+            }),
             Err(error) => damaged.push(error),
         }
     }

@@ -1,13 +1,14 @@
 //! `autodidact eval knn`.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use super::{pretrain, print};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::EvalCommand;
 use crate::data::{self, Split};
-use crate::engine::{EngineError, Weights};
+use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
 use crate::method::Inputs;
 use crate::model::Scope;
@@ -20,7 +21,10 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let (folder, path) = find(&args.target)?;
     let loaded = recipe::load(&folder.join("plan.toml"), &args.overrides)?;
     let chosen = backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
-    let source = data::open(&loaded.recipe.data, Split::Train).map_err(EngineError::from)?;
+    if let Some(note) = chosen.note {
+        super::say(&format!("note: {note}"));
+    }
+    let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let request = Request { name, ranks: Ranks::Auto, cores: pretrain::cores(), device: chosen.description };
     let plan = pretrain::resolve(&loaded, source.as_ref(), &request)?;
@@ -30,7 +34,12 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let learner = plan.recipe.method.build(&inputs, &scope).map_err(EngineError::from)?;
     let (weights, buffers, manifest) =
         checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
-    let evaluation = pretrain::measure(&plan, &source, Weights::Given(&weights, &buffers), &chosen.device)?;
+    let set = EvalSet::choose(&plan.recipe, &source)?;
+    if let Some(note) = set.note() {
+        super::say(&format!("note: {note}"));
+    }
+    let never = AtomicBool::new(false);
+    let evaluation = pretrain::measure(&plan, &set, Weights::Given(&weights, &buffers), &chosen.device, &never)?;
     if evaluation.knn.is_none() {
         let text = format!("{}: its images have no labels to classify by", folder.display());
         let hint =
@@ -59,7 +68,12 @@ fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     }
     let (newest, damaged) = checkpoint::newest(&target.join("checkpoints"));
     match (newest, damaged.first()) {
-        (Some((_, path)), _) => Ok((target.to_owned(), path)),
+        (Some((_, path)), error) => {
+            if let Some(error) = error {
+                super::say(&format!("warning[W005]: {error}; evaluating {} instead", path.display()));
+            }
+            Ok((target.to_owned(), path))
+        }
         (None, Some(error)) => Err(Failure::message(Kind::Failure, error)),
         (None, None) => {
             Err(Failure::message(Kind::Usage, format!("{}: neither a run folder nor a checkpoint", target.display()))

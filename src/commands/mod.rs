@@ -29,3 +29,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
 fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
     Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }
+
+/// Says a line on stderr; when that is closed there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

@@ -1,13 +1,12 @@
 //! `autodidact pretrain`.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use super::print;
+use super::{print, say};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::{PretrainArgs, Resume};
@@ -20,7 +19,7 @@ use crate::model::Scope;
 use crate::optim::Groups;
 use crate::plan::{DataFacts, Plan, Request};
 use crate::recipe::{self, Loaded, Problem};
-use crate::report::{Environment, Summary, read_metrics};
+use crate::report::{Environment, Summary, quoted, read_metrics};
 
 pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
     let started = SystemTime::now();
@@ -33,6 +32,8 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let mut plan = plan(args, &loaded, source.as_ref(), description)?;
     let groups = groups(&mut plan, &loaded)?;
+    // chosen before training, so that a mistake in `eval.test` is said before hours of work
+    let eval_set = (!plan.recipe.eval.skip).then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
     if args.dry_run {
         for warning in &plan.warnings {
             say(&warning.to_string());
@@ -41,19 +42,29 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
     }
 
     let folder = args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(&plan.name));
+    // taken before looking at what is there, and moved along with a run that is set aside
+    let mut held = if folder.is_dir() { Some(lock(&folder)?) } else { None };
     let resume = match &args.resume {
         Resume::Never => {
-            set_aside(&folder)?;
+            if set_aside(&folder)? {
+                held = None;
+            }
             None
         }
         Resume::Auto => newest(&plan, &folder)?,
         Resume::From(path) => Some(given(&plan, &folder, path)?),
     };
     fs::create_dir_all(&folder).map_err(FileError::at(&folder, "create the run folder"))?;
-    let _lock = lock(&folder)?;
+    let _held = match held {
+        Some(held) => held,
+        None => lock(&folder)?,
+    };
     write_description(&folder, &loaded, &plan, started)?;
     for warning in &plan.warnings {
         say(&warning.to_string());
+    }
+    if let Some(note) = eval_set.as_ref().and_then(EvalSet::note) {
+        say(&format!("note: {note}"));
     }
 
     let stop = watch_signals()?;
@@ -69,36 +80,43 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         folder: &folder,
         resume,
         stop,
-        quiet: false,
     };
     let trained = engine::train(&job)?;
 
     let mut summary = describe(&plan, &folder, &trained, resume_command(args));
     summary.bad_images = bad_images.count() as u64;
+    // written before the evaluation too: what was trained is known, whatever happens to the measuring of it
+    summary.write()?;
     if trained.interrupted {
         say(&format!("stopped after step {}; its checkpoint is written", trained.state.step));
-    } else if !plan.recipe.eval.skip {
+    } else if let Some(set) = &eval_set {
+        TRAINED.store(true, Ordering::Relaxed);
         let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
         let weights = Weights::Given(weights, &trained.state.buffers);
-        let evaluation = measure(&plan, &source, weights, &device)?;
-        fill(&mut summary, evaluation);
+        match measure(&plan, set, weights, &device, stop) {
+            Err(engine::EngineError::Stopped) => {
+                let run = quoted(&folder);
+                say(&format!("trained; the evaluation was stopped (`autodidact eval knn {run}` does it again)"));
+            }
+            evaluation => fill(&mut summary, evaluation?),
+        }
+        summary.write()?;
     }
-    summary.write()?;
     print(summary)
 }
 
 /// Evaluates trained weights beside the same network untrained.
 pub(super) fn measure(
     plan: &Plan,
-    source: &Arc<dyn Source>,
+    set: &EvalSet,
     weights: Weights<'_>,
     device: &burn::tensor::Device,
-) -> Result<Evaluation, Failure> {
-    let set = EvalSet::choose(&plan.recipe, source)?;
+    stop: &AtomicBool,
+) -> Result<Evaluation, engine::EngineError> {
     let threads = cores();
-    let mut evaluation = engine::evaluate(plan, &set, weights, device, threads)?;
+    let mut evaluation = engine::evaluate(plan, set, weights, device, threads, stop)?;
     if let Some(knn) = &mut evaluation.knn {
-        let untrained = engine::evaluate(plan, &set, Weights::Untrained, device, threads)?;
+        let untrained = engine::evaluate(plan, set, Weights::Untrained, device, threads, stop)?;
         knn.untrained_top1 = untrained.knn.map(|knn| knn.top1);
     }
     Ok(evaluation)
@@ -143,7 +161,7 @@ fn plan(args: &PretrainArgs, loaded: &Loaded, source: &dyn Source, device: Strin
 fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
     let recipe = &plan.recipe;
     let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
-    let scope = Scope::new(recipe.seed, &burn::tensor::Device::flex());
+    let scope = Scope::new(recipe.seed, &backend::host());
     let learner = recipe.method.build(&inputs, &scope).map_err(|error| {
         let problem = Problem::at(error.key, error.problem).hint(error.hint);
         Failure::from(loaded.error(vec![problem]))
@@ -156,17 +174,28 @@ fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
 /// Finds the newest good checkpoint of a run that goes on.
 fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
     if !plan.continues(folder)? {
+        if holds_a_run(folder) {
+            let text = format!(
+                "{}: holds a run without its plan.toml, so it cannot be told which recipe it is of",
+                folder.display()
+            );
+            let hint = "use another folder (`--run-dir DIR`), or start over in this one (`--resume never` keeps the old run beside it)";
+            return Err(Failure::message(Kind::Usage, text).hint(hint));
+        }
         return Ok(None);
     }
     let (good, damaged) = checkpoint::newest(&folder.join("checkpoints"));
     for error in &damaged {
-        let next =
-            good.as_ref().map_or("there is no older one".to_owned(), |(step, _)| format!("going back to step {step}"));
+        let next = match &good {
+            Some((manifest, _)) => format!("going back to step {}", manifest.step),
+            None => "there is no older one".to_owned(),
+        };
         say(&format!("warning[W005]: {error}; {next}"));
     }
     match good {
-        Some((step, path)) if step < plan.steps => {
-            say(&format!("resuming {} after step {step} of {}", folder.display(), plan.steps));
+        Some((manifest, path)) if manifest.plan != plan.digest() => Err(other_recipe(&path)),
+        Some((manifest, path)) if manifest.step < plan.steps => {
+            say(&format!("resuming {} after step {} of {}", folder.display(), manifest.step, plan.steps));
             Ok(Some(path))
         }
         Some((_, path)) => {
@@ -187,18 +216,30 @@ fn given(plan: &Plan, folder: &Path, path: &Path) -> Result<PathBuf, Failure> {
     plan.continues(folder)?;
     let manifest = checkpoint::verify(path).map_err(engine::EngineError::from)?;
     if manifest.plan != plan.digest() {
-        let text = format!("{}: written by another recipe or for other data", path.display());
-        let hint = "resume with the recipe that wrote it: `plan.toml` in its run folder has every value";
-        return Err(Failure::message(Kind::Usage, text).hint(hint));
+        return Err(other_recipe(path));
+    }
+    let later = checkpoint::list(&folder.join("checkpoints")).iter().filter(|(step, _)| *step > manifest.step).count();
+    if later > 0 {
+        say(&format!("the next checkpoint replaces the {later} in {} that are of later steps", folder.display()));
     }
     say(&format!("resuming from {} after step {} of {}", path.display(), manifest.step, plan.steps));
     Ok(path.to_owned())
 }
 
-/// Moves an existing run out of the way, so that starting over loses nothing.
-fn set_aside(folder: &Path) -> Result<(), Failure> {
-    if !folder.join("plan.toml").exists() {
-        return Ok(());
+fn other_recipe(path: &Path) -> Failure {
+    let text = format!("{}: written by another recipe or for other data", path.display());
+    let hint = "resume with the recipe that wrote it: `plan.toml` in its run folder has every value";
+    Failure::message(Kind::Usage, text).hint(hint)
+}
+
+fn holds_a_run(folder: &Path) -> bool {
+    ["plan.toml", "metrics.jsonl", "checkpoints"].iter().any(|name| folder.join(name).exists())
+}
+
+/// Moves an existing run out of the way, so that starting over loses nothing; tells whether there was one.
+fn set_aside(folder: &Path) -> Result<bool, Failure> {
+    if !holds_a_run(folder) {
+        return Ok(false);
     }
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut number = 1;
@@ -209,7 +250,7 @@ fn set_aside(folder: &Path) -> Result<(), Failure> {
     }
     fs::rename(folder, &aside).map_err(FileError::at(folder, "move the old run aside"))?;
     say(&format!("the run in {} is now {}", folder.display(), aside.display()));
-    Ok(())
+    Ok(true)
 }
 
 /// Holds the run folder for this process; the lock goes with the process, however it ends.
@@ -238,14 +279,23 @@ fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: Syste
     Ok(())
 }
 
+/// Training is over, only the evaluation is left.
+static TRAINED: AtomicBool = AtomicBool::new(false);
+
 /// First signal: finish the step and write a checkpoint. Second: exit at once.
 fn watch_signals() -> Result<&'static AtomicBool, Failure> {
     static STOP: AtomicBool = AtomicBool::new(false);
     let handler = || {
+        let trained = TRAINED.load(Ordering::Relaxed);
         if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(Kind::Interrupted.exit_code()));
+            // once trained, a checkpoint is there
+            std::process::exit(if trained { 0 } else { i32::from(Kind::Interrupted.exit_code()) });
         }
-        say("stopping after this step, then writing a checkpoint (once more: stop now)");
+        say(if trained {
+            "stopping the evaluation (once more: stop now)"
+        } else {
+            "stopping after this step, then writing a checkpoint (once more: stop now)"
+        });
     };
     ctrlc::set_handler(handler).map_err(|error| Failure::new(Kind::Failure, error))?;
     Ok(&STOP)
@@ -254,13 +304,14 @@ fn watch_signals() -> Result<&'static AtomicBool, Failure> {
 fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: String) -> Summary {
     let records = read_metrics(&folder.join("metrics.jsonl")).unwrap_or_default();
     let batch = plan.recipe.batch.global as u64;
+    let (seconds, steps) = if trained.steps > 0 { (trained.seconds, trained.steps) } else { earlier(folder) };
     Summary {
         run: folder.to_owned(),
         steps: trained.state.step,
         total_steps: plan.steps,
         images: trained.state.step * batch,
-        seconds: trained.seconds,
-        images_per_s: (trained.steps * batch) as f64 / trained.seconds.max(1e-9),
+        seconds,
+        images_per_s: if seconds > 0.0 { (steps * batch) as f64 / seconds } else { 0.0 },
         first_loss: records.first().map(|record| record.loss),
         last_loss: records.last().map(|record| record.loss),
         resume_command,
@@ -268,16 +319,19 @@ fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: Strin
     }
 }
 
-fn resume_command(args: &PretrainArgs) -> String {
-    let mut words = vec!["autodidact pretrain".to_owned(), args.recipe.recipe.display().to_string()];
-    words.extend(args.recipe.overrides.iter().cloned());
-    if let Some(folder) = &args.run_dir {
-        words.push(format!("--run-dir {}", folder.display()));
-    }
-    words.join(" ")
+/// Time and steps of the run that finished before, when nothing was left to train.
+fn earlier(folder: &Path) -> (f64, u64) {
+    let records = read_metrics(&folder.join("metrics.jsonl")).unwrap_or_default();
+    // the clock starts anew with each process: its own steps are those since it last went back
+    let restart = records.windows(2).rposition(|pair| pair[1].time_s < pair[0].time_s).map_or(0, |index| index + 1);
+    (records.last().map_or(0.0, |record| record.time_s), (records.len() - restart) as u64)
 }
 
-/// Says a line on stderr; when that is closed there is nobody to tell.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+fn resume_command(args: &PretrainArgs) -> String {
+    let mut words = vec!["autodidact pretrain".to_owned(), quoted(&args.recipe.recipe)];
+    words.extend(args.recipe.overrides.iter().map(|change| quoted(Path::new(change))));
+    if let Some(folder) = &args.run_dir {
+        words.push(format!("--run-dir {}", quoted(folder)));
+    }
+    words.join(" ")
 }

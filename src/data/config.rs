@@ -21,7 +21,7 @@ pub struct DataConfig {
     /// Stops the run when more than this fraction of the images turned out to be unreadable.
     #[serde(default = "default_max_bad")]
     pub max_bad: f64,
-    /// Uses only the first N images (after the source's own order).
+    /// Uses only N images, evenly spread over the source's own order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// Loader threads of this process; 0 chooses from the number of cores. Never changes the result.

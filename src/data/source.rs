@@ -1,6 +1,6 @@
 //! What every source of images offers, and how a recipe's `[data]` table opens one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use image::RgbImage;
@@ -66,7 +66,7 @@ pub enum Split {
     Test,
 }
 
-/// Opens the source that a recipe names. `limit` keeps the first images of either split.
+/// Opens the source that a recipe names. `limit` keeps so many images of either split, evenly spread.
 ///
 /// # Errors
 /// When the files are missing, unreadable or hold no images; the message says what to do.
@@ -74,7 +74,8 @@ pub fn open(config: &DataConfig, split: Split) -> Result<Arc<dyn Source>, Error>
     if config.limit == Some(0) {
         return Err(Error::ZeroLimit);
     }
-    let path = |source_kind, example| config.path.as_deref().ok_or(Error::NoPath { source_kind, example });
+    let expanded = config.path.as_deref().map(expand_home);
+    let path = |source_kind, example| expanded.as_deref().ok_or(Error::NoPath { source_kind, example });
     let source: Arc<dyn Source> = match config.source {
         SourceKind::Sample => Arc::new(sample::open(split, config.max_pixels)?),
         SourceKind::Folder => Arc::new(Folder::open(path("folder", "images/")?, split, config.max_pixels)?),
@@ -83,47 +84,55 @@ pub fn open(config: &DataConfig, split: Split) -> Result<Arc<dyn Source>, Error>
         SourceKind::Cifar100 => open_cifar(path("cifar100", "cifar-100-binary")?, Variant::Cifar100, split)?,
     };
     Ok(match config.limit {
-        Some(limit) if limit < source.len() => Arc::new(First { source, len: limit }),
+        Some(limit) if limit < source.len() => Arc::new(Spread { source, len: limit }),
         _ => source,
     })
+}
+
+/// Replaces a leading `~/`, which a shell leaves alone in `data.path=~/pictures`.
+fn expand_home(path: &Path) -> PathBuf {
+    match (path.strip_prefix("~"), std::env::var_os("HOME")) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path.to_owned(),
+    }
 }
 
 fn open_cifar(path: &Path, variant: Variant, split: Split) -> Result<Arc<dyn Source>, Error> {
     Ok(Arc::new(Cifar::open(path, variant, split)?))
 }
 
-/// The first images of another source.
-struct First {
+/// Every n-th image of another source: sources are often sorted by class, so the first ones would be of one class.
+struct Spread {
     source: Arc<dyn Source>,
     len: usize,
 }
 
-impl First {
-    fn check(&self, index: usize) -> usize {
+impl Spread {
+    fn at(&self, index: usize) -> usize {
         assert!(index < self.len, "image {index} of {}", self.len);
-        index
+        (index as u128 * self.source.len() as u128 / self.len as u128) as usize
     }
 }
 
-impl Source for First {
+impl Source for Spread {
     fn len(&self) -> usize {
         self.len
     }
 
     fn decode(&self, index: usize) -> Result<Decoded, ImageError> {
-        self.source.decode(self.check(index))
+        self.source.decode(self.at(index))
     }
 
     fn label(&self, index: usize) -> Option<u32> {
-        self.source.label(self.check(index))
+        self.source.label(self.at(index))
     }
 
     fn name(&self, index: usize) -> String {
-        self.source.name(self.check(index))
+        self.source.name(self.at(index))
     }
 
     fn bytes(&self, index: usize) -> Option<u64> {
-        self.source.bytes(self.check(index))
+        self.source.bytes(self.at(index))
     }
 
     fn classes(&self) -> &[String] {
@@ -131,7 +140,7 @@ impl Source for First {
     }
 
     fn fingerprint(&self) -> String {
-        let mut digest = Fingerprint::new("first");
+        let mut digest = Fingerprint::new("spread");
         digest.add(&(self.len as u64).to_le_bytes());
         digest.add(self.source.fingerprint().as_bytes());
         digest.finish()

@@ -21,12 +21,27 @@ pub enum EngineError {
     /// The features of the evaluation.
     #[error(transparent)]
     Evaluation(#[from] crate::eval::EvalError),
+    /// Training and test images of an evaluation that have other classes.
+    #[error(
+        "`eval.test` has other classes than the training images: class {index} is `{test}` there and `{train}` here\nhint: use folders with the same class names, or `eval.skip = true`"
+    )]
+    OtherClasses {
+        /// The first class that differs.
+        index: usize,
+        /// Its name among the test images.
+        test: String,
+        /// Its name among the training images.
+        train: String,
+    },
+    /// The user asked to stop while the evaluation ran.
+    #[error("the evaluation was stopped")]
+    Stopped,
     /// Another rank.
     #[error(transparent)]
     Aborted(#[from] Aborted),
     /// The loss or the gradient is NaN or infinite.
     #[error(
-        "step {step}: the {what} is {value}\nhint: the weights of step {step} are untouched and the newest checkpoint is good; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
+        "step {step}: the {what} is {value}\nhint: no weight was changed by it; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
     )]
     NotFinite {
         /// The step.
@@ -37,7 +52,9 @@ pub enum EngineError {
         value: f64,
     },
     /// A defect of ours.
-    #[error("rank {rank} panicked: {text}\nhint: this is a defect of autodidact; the newest checkpoint is good")]
+    #[error(
+        "rank {rank} panicked: {text}\nhint: this is a defect of autodidact; the same command goes on from the newest checkpoint, if there is one"
+    )]
     Panicked {
         /// The rank.
         rank: usize,

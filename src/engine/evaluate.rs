@@ -1,11 +1,12 @@
 //! What the backbone learnt: nearest neighbours, spread and rank of its features.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use burn::tensor::Device;
 
 use super::error::EngineError;
-use crate::data::{Source, Split};
+use crate::data::{Error as DataError, Source, Split};
 use crate::eval::{
     EvalConfig, EvalView, Extracted, Features, Knn, Warning, chance, embedding_std, extract, health, rankme,
 };
@@ -43,11 +44,12 @@ pub struct Evaluation {
     pub warnings: Vec<Warning>,
 }
 
-/// Images to evaluate on: a bank and queries, chosen by the seed alone.
+/// Images to evaluate on: a bank and queries. The choice is the same for every seed, so that runs are measured on the same images.
 pub struct EvalSet {
     bank: (Arc<dyn Source>, Vec<usize>),
     queries: (Arc<dyn Source>, Vec<usize>),
     labelled: bool,
+    held_out: bool,
 }
 
 impl EvalSet {
@@ -60,10 +62,12 @@ impl EvalSet {
         let EvalConfig { max_train, max_test, test, .. } = &recipe.eval;
         let held_out = match test {
             Some(config) => Some(crate::data::open(config, Split::Test)?),
-            // a source without a test split says so by an error; then a part of the training images serves
-            None => crate::data::open(&recipe.data, Split::Test)
-                .ok()
-                .filter(|test| test.fingerprint() != train.fingerprint()),
+            None => match crate::data::open(&recipe.data, Split::Test) {
+                Ok(test) => Some(test).filter(|test| test.fingerprint() != train.fingerprint()),
+                // then a part of the training images serves
+                Err(DataError::NoTestSplit { .. }) => None,
+                Err(error) => return Err(error.into()),
+            },
         };
         let labelled = |source: &Arc<dyn Source>| -> Vec<usize> {
             (0..source.len()).filter(|&index| source.label(index).is_some()).collect()
@@ -74,8 +78,11 @@ impl EvalSet {
             bank.clear();
             queries = (0..held_out.as_ref().unwrap_or(train).len()).collect();
         }
-        shuffle(recipe.seed, 0, &mut bank);
-        shuffle(recipe.seed, 1, &mut queries);
+        if let Some(test) = held_out.as_ref().filter(|_| has_labels) {
+            same_classes(test.classes(), train.classes())?;
+        }
+        shuffle(0, &mut bank);
+        shuffle(1, &mut queries);
         if has_labels && held_out.is_none() {
             queries = bank.split_off(bank.len() - bank.len().div_ceil(10));
         }
@@ -83,25 +90,46 @@ impl EvalSet {
         queries.truncate(*max_test);
         bank.sort_unstable();
         queries.sort_unstable();
+        let separate = held_out.is_some();
         let held_out = held_out.unwrap_or_else(|| Arc::clone(train));
-        Ok(Self { bank: (Arc::clone(train), bank), queries: (held_out, queries), labelled: has_labels })
+        let (bank, queries) = ((Arc::clone(train), bank), (held_out, queries));
+        Ok(Self { bank, queries, labelled: has_labels, held_out: separate })
+    }
+
+    /// Tells what the user may not expect of this choice.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        (self.labelled && !self.held_out).then(|| {
+            let count = self.queries.1.len();
+            format!("there are no test images, so {count} of the training images are classified (seen without labels)")
+        })
     }
 }
 
-fn shuffle(seed: u64, stream: u64, items: &mut [usize]) {
-    Stream::new(seed, Purpose::Evaluation, &[stream]).shuffle(items);
+fn same_classes(test: &[String], train: &[String]) -> Result<(), EngineError> {
+    let name = |classes: &[String], index: usize| classes.get(index).cloned().unwrap_or_else(|| "(none)".to_owned());
+    let differs = (0..test.len().max(train.len())).find(|&index| test.get(index) != train.get(index));
+    match differs {
+        None => Ok(()),
+        Some(index) => Err(EngineError::OtherClasses { index, test: name(test, index), train: name(train, index) }),
+    }
+}
+
+fn shuffle(stream: u64, items: &mut [usize]) {
+    Stream::new(0, Purpose::Evaluation, &[stream]).shuffle(items);
 }
 
 /// Evaluates one set of weights of a recipe's network.
 ///
 /// # Errors
-/// When the network cannot be built or its features are not finite.
+/// When the network cannot be built, its features are not finite, or `stop` was set meanwhile.
 pub fn evaluate(
     plan: &Plan,
     set: &EvalSet,
     weights: Weights<'_>,
     device: &Device,
     threads: usize,
+    stop: &AtomicBool,
 ) -> Result<Evaluation, EngineError> {
     let recipe = &plan.recipe;
     let size = recipe.views.iter().map(|view| view.size).max().unwrap_or(0);
@@ -115,7 +143,8 @@ pub fn evaluate(
         Ok(Box::new(move |images| learner.features(images, &mut Pass::eval())))
     };
     let features = |(source, indices): &(Arc<dyn Source>, Vec<usize>)| -> Result<(Features, Vec<u32>), EngineError> {
-        let Extracted { values, dim, kept } = extract(source.as_ref(), indices, view, device, threads, build)?;
+        let Extracted { values, dim, kept } =
+            extract(source.as_ref(), indices, view, device, threads, stop, build)?.ok_or(EngineError::Stopped)?;
         let labels = kept.iter().map(|&index| source.label(index).unwrap_or(0)).collect();
         Ok((Features::new(values, dim.max(1))?, labels))
     };

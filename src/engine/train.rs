@@ -38,8 +38,6 @@ pub struct Job<'a> {
     pub resume: Option<PathBuf>,
     /// Set when the user asks to stop: the step is finished and a checkpoint written.
     pub stop: &'a AtomicBool,
-    /// Shows no progress.
-    pub quiet: bool,
 }
 
 /// What came out of a run.
@@ -47,8 +45,6 @@ pub struct Job<'a> {
 pub struct Trained {
     /// The state after the last step.
     pub state: State,
-    /// Loss of the last step that was run now; nothing when there was none left.
-    pub last_loss: Option<f64>,
     /// True when the user stopped it before the end.
     pub interrupted: bool,
     /// Seconds spent on the steps run now.
@@ -94,7 +90,6 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
     let mut watch = (ranks.rank() == 0).then(|| Watch::open(job, state.step)).transpose()?;
     let checkpoints = job.folder.join("checkpoints");
     let mut saved = None;
-    let mut last_loss = None;
     let mut interrupted = false;
     let first_step = state.step;
     let started = Instant::now();
@@ -118,7 +113,6 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
         }
         learner.set(&state.weights, &state.buffers);
         state.step += 1;
-        last_loss = Some(loss);
 
         if let Some(watch) = &mut watch {
             watch.step(plan, &StepNumbers { step: state.step, loss, lr, grad_norm })?;
@@ -146,7 +140,6 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
     }
     let steps = state.step - first_step;
     Ok(Trained {
-        last_loss,
         interrupted: interrupted && state.step < plan.steps,
         seconds: started.elapsed().as_secs_f64(),
         steps,

@@ -11,7 +11,7 @@ use crate::report::{EventLog, MetricsLog, Progress, StepRecord, Style};
 pub(super) struct Watch {
     metrics: MetricsLog,
     events: EventLog,
-    progress: Option<Progress>,
+    progress: Progress,
     started: Instant,
     last: Instant,
 }
@@ -33,7 +33,7 @@ impl Watch {
         Ok(Self {
             metrics: MetricsLog::open(job.folder, done + 1)?,
             events: EventLog::create(job.folder, done + 1, SystemTime::now())?,
-            progress: (!job.quiet).then(|| Progress::new(style, job.plan.steps, done)),
+            progress: Progress::new(style, job.plan.steps, done),
             started: now,
             last: now,
         })
@@ -57,9 +57,7 @@ impl Watch {
         self.last = now;
         self.metrics.append(&record)?;
         self.events.append(&record, SystemTime::now())?;
-        if let Some(progress) = &mut self.progress {
-            progress.step(&record, images);
-        }
+        self.progress.step(&record, images);
         Ok(())
     }
 
@@ -70,8 +68,6 @@ impl Watch {
 
     /// Clears the progress bar.
     pub(super) fn finish(self) {
-        if let Some(progress) = self.progress {
-            progress.finish();
-        }
+        self.progress.finish();
     }
 }

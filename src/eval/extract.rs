@@ -1,6 +1,6 @@
 //! Features of many images: what a backbone makes of them, in evaluation mode.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -33,7 +33,8 @@ pub struct Extracted {
     pub kept: Vec<usize>,
 }
 
-/// Extracts features on `threads` threads; each builds its own network through `build` and runs it alone.
+/// Extracts features on `threads` threads; each builds its own network through `build` and runs it alone. Nothing comes back once `stop` is
+/// set.
 ///
 /// # Errors
 /// What `build` returns.
@@ -43,8 +44,9 @@ pub fn extract<E: Send>(
     view: EvalView,
     device: &Device,
     threads: usize,
+    stop: &AtomicBool,
     build: impl Fn() -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, E> + Sync,
-) -> Result<Extracted, E> {
+) -> Result<Option<Extracted>, E> {
     let chunks: Vec<&[usize]> = indices.chunks(BATCH).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Extracted>>> = Mutex::new(vec![None; chunks.len()]);
@@ -52,7 +54,7 @@ pub fn extract<E: Send>(
         let mut forward = build()?;
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(chunk) = chunks.get(number) else { return Ok(()) };
+            let Some(chunk) = chunks.get(number).filter(|_| !stop.load(Ordering::Relaxed)) else { return Ok(()) };
             let part = extract_chunk(source, chunk, view, device, &mut forward);
             done.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(part);
         }
@@ -67,6 +69,9 @@ pub fn extract<E: Send>(
         joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     results.into_iter().collect::<Result<Vec<()>, E>>()?;
+    if stop.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
     let parts = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut all = Extracted::default();
     for part in parts.into_iter().flatten() {
@@ -74,7 +79,7 @@ pub fn extract<E: Send>(
         all.values.extend(part.values);
         all.kept.extend(part.kept);
     }
-    Ok(all)
+    Ok(Some(all))
 }
 
 fn extract_chunk(

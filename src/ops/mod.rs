@@ -46,7 +46,7 @@ pub use linear::{linear, linear_gelu, linear_residual};
 pub use pool::{max_pool2d_nhwc, mean_pool_nhwc};
 pub use simd::instruction_set;
 
-/// Set once, from the recipe, before the first pass.
+/// Set once, before the first pass; no recipe key sets it yet.
 static EXACT: AtomicBool = AtomicBool::new(false);
 
 /// Chooses between speed and the last digits: `true` computes every convolution as a plain matrix product, `false` (the

@@ -149,12 +149,11 @@ impl Plan {
         if warmup_steps > steps {
             return Err(vec![warmup_problem(schedule.warmup_epochs, warmup_steps, steps, steps_per_epoch)]);
         }
-        let (factor, rule) = match schedule.lr_scaling {
-            LrScaling::None => (1.0, "as given".to_owned()),
-            LrScaling::Linear => (global as f64 / 256.0, format!("{} x {global} / 256, linear scaling", schedule.lr)),
-            LrScaling::Sqrt => {
-                ((global as f64).sqrt(), format!("{} x sqrt({global}), square-root scaling", schedule.lr))
-            }
+        let factor = schedule.lr_scaling.factor(global);
+        let rule = match schedule.lr_scaling {
+            LrScaling::None => "as given".to_owned(),
+            LrScaling::Linear => format!("{} x {global} / 256, linear scaling", schedule.lr),
+            LrScaling::Sqrt => format!("{} x sqrt({global}), square-root scaling", schedule.lr),
         };
         let (lr, min_lr) = (schedule.lr * factor, schedule.min_lr * factor);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };

@@ -45,6 +45,8 @@ pub struct Environment {
     pub arch: String,
     /// Vector instructions that kernels choose from.
     pub cpu_features: Vec<String>,
+    /// Instruction set that our operations run with; results are the same bits on machines with the same one.
+    pub instruction_set: String,
     /// Cores that the process may use.
     pub cores: usize,
     /// Variables that are set and change how a run computes.
@@ -66,6 +68,7 @@ impl Environment {
             os: std::env::consts::OS.to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
             cpu_features: cpu_features().into_iter().map(str::to_owned).collect(),
+            instruction_set: crate::ops::instruction_set().to_owned(),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             variables: VARIABLES.iter().filter_map(variable).collect(),
         }

@@ -159,7 +159,8 @@ impl fmt::Display for Summary {
 }
 
 /// Quotes a path for a shell when it needs it.
-fn quoted(path: &Path) -> String {
+#[must_use]
+pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:@,".contains(c);
     if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }

@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("eval", &["augment", "data"]),
     ("recipe", &["augment", "data", "engine::config", "eval", "mask", "method", "model", "optim"]),
     ("plan", &["data", "model", "optim", "recipe"]),
-    ("report", &["eval", "files", "plan"]),
+    ("report", &["eval", "files", "ops", "plan"]),
     (
         "engine",
         &[

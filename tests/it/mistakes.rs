@@ -44,6 +44,21 @@ fn values_out_of_range_name_value_and_limit() {
 }
 
 #[test]
+fn sizes_beyond_any_memory_are_refused() {
+    let text = refused(SIMCLR, &["method.simclr.hidden=99999999999"], 2);
+    assert!(text.contains("method.simclr.hidden") && text.contains("65536"), "{text}");
+    let text = refused(MAE, &["method.mae.decoder_depth=100000000"], 2);
+    assert!(text.contains("method.mae.decoder_depth") && text.contains("1000"), "{text}");
+}
+
+#[test]
+fn a_test_source_is_checked_before_training() {
+    let recipe = SIMCLR.replace("skip = true", "[eval.test]\nsource = \"folder\"\npath = \"nowhere\"");
+    let text = refused(&recipe, &[], 1);
+    assert!(text.contains("nowhere"), "{text}");
+}
+
+#[test]
 fn networks_that_do_not_fit_are_explained() {
     let resnet = "[backbone.resnet]\ndepth = 18\n[method.mae]";
     let start = MAE.find("[backbone.vit]").unwrap();

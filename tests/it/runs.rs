@@ -199,18 +199,24 @@ fn different_seeds_differ() {
     });
 }
 
+/// Long enough that a signal arrives before the end.
+const LONG: [&str; 2] = ["schedule.steps=40", "checkpoint.every_steps=7"];
+
 #[test]
 fn bitwise_after_sigkill_and_resume_on_another_number_of_ranks() {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    let random = 1 + clock as usize % 25;
     both(|name, place| {
-        let whole = place.run("whole", &["--ranks", "2"]);
-        // killed at a different place each time: after a checkpoint, between two, right after the first step
-        for (kill_after, first, second) in [(1, "1", "2"), (3, "2", "3"), (5, "3", "1")] {
-            let run = format!("killed-{kill_after}");
-            let mut child = place.spawn(&run, &["--ranks", first]);
+        let whole = place.run("whole", &[&LONG[..], &["--ranks", "2"]].concat());
+        // right after the first step, between two checkpoints, anywhere
+        for (kill_after, first, second) in [(1, "1", "2"), (10, "2", "3"), (random, "3", "1")] {
+            let run = format!("killed-{kill_after}-{first}");
+            let mut child = place.spawn(&run, &[&LONG[..], &["--ranks", first]].concat());
             place.wait_for_steps(&run, kill_after);
             child.kill().unwrap();
-            child.wait().unwrap();
-            place.run(&run, &["--ranks", second]).assert_same(&whole, &format!("{name}, killed after {kill_after}"));
+            assert!(!child.wait().unwrap().success(), "{name}: it ended before it was killed");
+            let resumed = place.run(&run, &[&LONG[..], &["--ranks", second]].concat());
+            resumed.assert_same(&whole, &format!("{name}, killed after {kill_after}"));
         }
     });
 }
@@ -219,16 +225,59 @@ fn bitwise_after_sigkill_and_resume_on_another_number_of_ranks() {
 #[test]
 fn bitwise_after_an_interruption_which_writes_a_checkpoint() {
     both(|name, place| {
-        let whole = place.run("whole", &["checkpoint.every_steps=0"]);
+        let options = ["schedule.steps=40", "checkpoint.every_steps=0"];
+        let whole = place.run("whole", &options);
         for signal in ["-INT", "-TERM"] {
             let run = format!("interrupted{signal}");
-            let mut child = place.spawn(&run, &["checkpoint.every_steps=0"]);
+            let mut child = place.spawn(&run, &options);
             place.wait_for_steps(&run, 2);
             assert!(Command::new("kill").arg(signal).arg(child.id().to_string()).status().unwrap().success());
             assert_eq!(child.wait().unwrap().code(), Some(0), "{name}: a clean stop");
-            place.run(&run, &["checkpoint.every_steps=0"]).assert_same(&whole, name);
+            let saved = autodidact::checkpoint::list(&place.path(&run).join("checkpoints"));
+            assert!(saved.len() == 1 && saved[0].0 < 40, "{name}: {saved:?}");
+            place.run(&run, &options).assert_same(&whole, name);
         }
     });
+}
+
+#[test]
+fn starting_over_never_touches_a_run_that_is_under_way() {
+    let place = Place::new(SIMCLR);
+    let mut child = place.spawn("run", &["schedule.steps=200"]);
+    place.wait_for_steps("run", 1);
+    let output = place.output("run", &["schedule.steps=200", "--resume", "never"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("another process is training in this folder"), "{said}");
+    assert!(!place.path("run.1").exists());
+}
+
+#[test]
+fn a_future_that_was_given_up_goes() {
+    let place = Place::new(MAE);
+    place.run("run", &["checkpoint.keep=3"]);
+    for step in ["step-00000004", "step-00000006"] {
+        fs::write(place.path("run/checkpoints").join(step).join("model.safetensors"), b"").unwrap();
+    }
+    let output = place.output("run", &["checkpoint.keep=1", "checkpoint.every_steps=3"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (newest, damaged) = autodidact::checkpoint::newest(&place.path("run/checkpoints"));
+    assert_eq!(newest.unwrap().0.step, 6);
+    assert!(damaged.is_empty());
+}
+
+#[test]
+fn a_run_without_its_plan_is_not_written_over() {
+    let place = Place::new(MAE);
+    place.run("run", &[]);
+    fs::remove_file(place.path("run/plan.toml")).unwrap();
+    let before = fs::read(place.path("run/metrics.jsonl")).unwrap();
+    let output = place.output("run", &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds a run without its plan.toml"));
+    assert_eq!(fs::read(place.path("run/metrics.jsonl")).unwrap(), before);
 }
 
 #[test]

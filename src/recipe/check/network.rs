@@ -7,6 +7,10 @@ use crate::method::{MethodConfig, mae, simclr};
 use crate::model::{BackboneConfig, Pool, PositionEmbedding, ResNetArch, ResNetConfig, VitArch, VitConfig};
 use crate::recipe::{Problem, Recipe};
 
+/// No network in use is wider or deeper by a factor of ten.
+const MAX_WIDTH: usize = 65_536;
+const MAX_DEPTH: usize = 1_000;
+
 pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
     let before = found.problems.len();
     match &recipe.backbone {
@@ -47,8 +51,8 @@ fn check_resnet(resnet: &ResNetConfig, found: &mut Numbers) {
 
 fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
     let (dim, depth, heads) = vit.sizes();
-    let counted = [found.count("backbone.vit.dim", dim), found.count("backbone.vit.heads", heads)];
-    found.count("backbone.vit.depth", depth);
+    let counted = [found.size("backbone.vit.dim", dim, MAX_WIDTH), found.size("backbone.vit.heads", heads, MAX_WIDTH)];
+    found.size("backbone.vit.depth", depth, MAX_DEPTH);
     if counted == [true, true] {
         multiple("backbone.vit.dim", dim, heads, "backbone.vit.heads", found);
         if vit.position == PositionEmbedding::Sincos {
@@ -69,7 +73,7 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
                 .hint("set `pool = \"mean\"`, or remove `class_token = false`"),
         );
     }
-    if found.count("backbone.vit.patch", vit.patch) {
+    if found.size("backbone.vit.patch", vit.patch, MAX_WIDTH) {
         for (index, view) in views.iter().enumerate() {
             let key = format!("views.{index}.size");
             multiple(&key, view.size as usize, vit.patch, "backbone.vit.patch", found);
@@ -79,9 +83,9 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
 
 fn check_simclr(config: &simclr::Config, recipe: &Recipe, found: &mut Numbers) {
     found.positive("method.simclr.temperature", config.temperature);
-    found.count("method.simclr.hidden", config.hidden);
-    found.count("method.simclr.out", config.out);
-    found.count("method.simclr.layers", config.layers);
+    found.size("method.simclr.hidden", config.hidden, MAX_WIDTH);
+    found.size("method.simclr.out", config.out, MAX_WIDTH);
+    found.size("method.simclr.layers", config.layers, MAX_DEPTH);
     let views = recipe.num_views();
     if views != 2 && !recipe.views.is_empty() {
         found.push(
@@ -119,10 +123,10 @@ fn check_mae(config: &mae::Config, recipe: &Recipe, found: &mut Numbers) {
         );
     }
     let counted = [
-        found.count("method.mae.decoder_dim", config.decoder_dim),
-        found.count("method.mae.decoder_heads", config.decoder_heads),
+        found.size("method.mae.decoder_dim", config.decoder_dim, MAX_WIDTH),
+        found.size("method.mae.decoder_heads", config.decoder_heads, MAX_WIDTH),
     ];
-    found.count("method.mae.decoder_depth", config.decoder_depth);
+    found.size("method.mae.decoder_depth", config.decoder_depth, MAX_DEPTH);
     if counted == [true, true] {
         let dim = "method.mae.decoder_dim";
         multiple(dim, config.decoder_dim, config.decoder_heads, "method.mae.decoder_heads", found);

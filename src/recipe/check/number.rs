@@ -30,6 +30,11 @@ impl Numbers {
         self.require(value >= 1, key, value, "at least 1")
     }
 
+    /// A size that memory must hold: beyond `most` it is a slip of the finger, and would end in an abort for lack of memory.
+    pub(super) fn size(&mut self, key: &str, value: usize, most: usize) -> bool {
+        self.count(key, value) && self.require(value <= most, key, value, &format!("at most {most}"))
+    }
+
     pub(super) fn positive(&mut self, key: &str, value: f64) -> bool {
         self.require(value > 0.0 && value.is_finite(), key, value, "greater than 0 and finite")
     }
