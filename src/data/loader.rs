@@ -434,7 +434,8 @@ mod tests {
         }
         let mut out = [0.0; 3];
         normalize.write(&RgbImage::from_pixel(1, 1, image::Rgb([0, 255, 51])), &mut out);
-        assert_eq!(out, [(0.0 - 0.4) / 0.2, (1.0 - 0.5) / 0.25, (0.2f32 - 0.6) / 0.3]);
+        let expected = |value: f32, mean: f32, std: f32| (value * (1.0 / 255.0) - mean) / std;
+        assert_eq!(out, [expected(0.0, 0.4, 0.2), expected(255.0, 0.5, 0.25), expected(51.0, 0.6, 0.3)]);
     }
 
     #[test]

@@ -550,8 +550,8 @@ fn torchvision_resnet(case: &Case) -> Outcome {
         for stats in stats {
             let [mean, var] = layout.places(&stats);
             let host = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
-            params::fold(&mut buffers[mean], &host(stats.mean));
-            params::fold(&mut buffers[var], &host(stats.var));
+            autodidact::model::params::fold(&mut buffers[mean], &host(stats.mean));
+            autodidact::model::params::fold(&mut buffers[var], &host(stats.var));
         }
         for entry in layout.entries().iter().filter(|entry| entry.kind == Kind::Buffer) {
             let name = format!("train.state.{}", entry.path);
