@@ -33,6 +33,7 @@ fn hint(error: &io::Error) -> &'static str {
             "\nhint: this user may not write there; change the permissions or choose another run folder"
         }
         ErrorKind::NotFound => "\nhint: the folder does not exist",
+        ErrorKind::AlreadyExists => "\nhint: a file has this name; choose another run folder",
         ErrorKind::NotADirectory => "\nhint: a part of this path is a file; choose another run folder",
         _ => "",
     }

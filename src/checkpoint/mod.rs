@@ -188,6 +188,19 @@ pub fn save(
     Ok(path)
 }
 
+/// Puts right what a kill between two steps of [`save`] left: `latest` names the checkpoint of `step`, left-overs are gone.
+///
+/// # Errors
+/// When `latest` cannot be written.
+pub fn tidy(folder: &Path, step: u64) -> Result<(), FileError> {
+    remove_left_overs(folder);
+    let latest = folder.join("latest");
+    if std::fs::read(&latest).is_ok_and(|name| name == name_of(step).as_bytes()) {
+        return Ok(());
+    }
+    write_atomically(&latest, name_of(step).as_bytes())
+}
+
 /// Removes what a killed process left half-written. The run folder's lock makes sure that nobody else is writing.
 fn remove_left_overs(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -71,6 +71,7 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
     let bad_list = folder.join("bad-images.jsonl");
     let max_bad = plan.recipe.data.max_bad;
     let bad_images = BadImages::open(Some(&bad_list), source.len(), max_bad).map_err(engine::EngineError::from)?;
+    bad_images.judge().map_err(engine::EngineError::from)?;
     let bad_images = Arc::new(bad_images);
     let job = Job {
         plan: &plan,
@@ -194,12 +195,14 @@ fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
     }
     match good {
         Some((manifest, path)) if manifest.plan != plan.digest() => Err(other_recipe(&path)),
-        Some((manifest, path)) if manifest.step < plan.steps => {
-            say(&format!("resuming {} after step {} of {}", folder.display(), manifest.step, plan.steps));
-            Ok(Some(path))
-        }
-        Some((_, path)) => {
-            say(&format!("{} is complete; evaluating it again (`--resume never` trains anew)", folder.display()));
+        Some((manifest, path)) => {
+            checkpoint::tidy(&folder.join("checkpoints"), manifest.step)?;
+            let run = folder.display();
+            say(&if manifest.step < plan.steps {
+                format!("resuming {run} after step {} of {}", manifest.step, plan.steps)
+            } else {
+                format!("{run} is complete; evaluating it again (`--resume never` trains anew)")
+            });
             Ok(Some(path))
         }
         None if damaged.is_empty() => Ok(None),
@@ -214,6 +217,11 @@ fn newest(plan: &Plan, folder: &Path) -> Result<Option<PathBuf>, Failure> {
 /// Checks a checkpoint that was named on the command line.
 fn given(plan: &Plan, folder: &Path, path: &Path) -> Result<PathBuf, Failure> {
     plan.continues(folder)?;
+    if !path.join("manifest.json").exists() {
+        let text = format!("--resume {}: this is no checkpoint", path.display());
+        let hint = "give a folder below `<run>/checkpoints/`, such as `runs/simclr/checkpoints/step-00000100`, or use `--resume auto`";
+        return Err(Failure::message(Kind::Usage, text).hint(hint));
+    }
     let manifest = checkpoint::verify(path).map_err(engine::EngineError::from)?;
     if manifest.plan != plan.digest() {
         return Err(other_recipe(path));
@@ -275,7 +283,8 @@ fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: Syste
     let resolved = plan.to_toml().map_err(|error| Failure::new(Kind::Failure, error))?;
     write_atomically(&folder.join("recipe.toml"), recipe.as_bytes())?;
     write_atomically(&folder.join("plan.toml"), resolved.as_bytes())?;
-    Environment::collect(std::env::args().collect(), started).write(folder)?;
+    Environment::collect(std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(), started)
+        .write(folder)?;
     Ok(())
 }
 

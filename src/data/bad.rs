@@ -83,7 +83,16 @@ impl BadImages {
             append(&mut state.file, path, bad)
                 .map_err(|error| Error::io(path, "write the list of unreadable images", error))?;
         }
-        let count = state.seen.len();
+        drop(state);
+        self.judge()
+    }
+
+    /// Decides on the images noted so far, those of earlier starts included.
+    ///
+    /// # Errors
+    /// When they are more than allowed.
+    pub fn judge(&self) -> Result<(), Error> {
+        let count = self.count();
         if count as f64 <= self.max_bad * self.num_images as f64 {
             return Ok(());
         }

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use image::RgbImage;
 
@@ -26,6 +27,9 @@ use crate::rng::{Purpose, Stream};
 
 /// Substitutes tried for an unreadable image. With half of the images unreadable, one in 65536 finds none.
 const MAX_ATTEMPTS: u64 = 16;
+
+/// Pauses between attempts to read a file.
+const READ_PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(250), Duration::from_millis(700)];
 
 /// Makes the views of an image; implemented by augmentation and by the fixed transform of evaluations.
 pub trait ViewMaker: Send + Sync {
@@ -282,7 +286,8 @@ impl Shared {
         };
         let name = self.plan.source.name(index as usize);
         if self.plan.on_error == OnError::Fail {
-            self.note(index, &reason, None)?;
+            // the image is the reason to stop, whatever the list of others says
+            let _ = self.note(index, &reason, None);
             return Err(Error::Unreadable { name, index, reason });
         }
         let Some((substitute, image)) = self.substitute(index) else {
@@ -303,7 +308,20 @@ impl Shared {
     }
 
     /// Decodes an image; a panic of the source counts as an unreadable image.
+    ///
+    /// A file that cannot be read is tried again for about a second: a substitute for an image that is only away for a moment would make
+    /// the result depend on that moment.
     fn decode(&self, index: u64) -> Result<RgbImage, ImageError> {
+        for pause in READ_PAUSES {
+            match self.decode_once(index) {
+                Err(ImageError::Read(_)) => thread::sleep(pause),
+                other => return other,
+            }
+        }
+        self.decode_once(index)
+    }
+
+    fn decode_once(&self, index: u64) -> Result<RgbImage, ImageError> {
         catch_unwind(AssertUnwindSafe(|| self.plan.source.load(index as usize))).unwrap_or_else(|payload| {
             Err(ImageError::Panicked { format: "image", reason: panic_message(payload.as_ref()) })
         })
@@ -324,7 +342,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::super::decode::tests::picture;
     use super::super::source::tests::Memory;

@@ -41,7 +41,7 @@ pub enum EngineError {
     Aborted(#[from] Aborted),
     /// The loss or the gradient is NaN or infinite.
     #[error(
-        "step {step}: the {what} is {value}\nhint: no weight was changed by it; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
+        "step {step}: the {what} is {value}\nhint: nothing of this step is saved; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
     )]
     NotFinite {
         /// The step.

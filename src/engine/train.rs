@@ -108,6 +108,10 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Trained, EngineError>
         let lr = schedule.lr_at(state.step);
         optimizer.step(&mut state.weights, &gradient, lr);
         fold(&batch_stats, &stats_places, &mut state.buffers);
+        // nothing that is not finite may reach a checkpoint, from which the run could never go on
+        if let Some(bad) = state.weights.iter().chain(&state.buffers).find(|value| !value.is_finite()) {
+            finite(state.step, "updated weight", f64::from(*bad))?;
+        }
         if let (Some(average), Some(config)) = (&mut state.ema, &recipe.ema) {
             ema::update(average, &state.weights, config.momentum);
         }

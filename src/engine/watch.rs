@@ -30,10 +30,15 @@ impl Watch {
     pub(super) fn open(job: &Job<'_>, done: u64) -> Result<Self, EngineError> {
         let style = Style::detect(job.plan.recipe.log.every_steps);
         let now = Instant::now();
+        let metrics = MetricsLog::open(job.folder, done + 1)?;
+        let mut progress = Progress::new(style, job.plan.steps, done);
+        if metrics.removed().damaged > 0 {
+            progress.say(&format!("note: {} damaged lines of metrics.jsonl were removed", metrics.removed().damaged));
+        }
         Ok(Self {
-            metrics: MetricsLog::open(job.folder, done + 1)?,
+            metrics,
             events: EventLog::create(job.folder, done + 1, SystemTime::now())?,
-            progress: Progress::new(style, job.plan.steps, done),
+            progress,
             started: now,
             last: now,
         })

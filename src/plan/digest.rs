@@ -10,8 +10,18 @@ use super::{DataFacts, Plan};
 use crate::recipe::Recipe;
 
 /// Keys, and tables of keys, that change what is written or how fast, never the result.
-const NO_INFLUENCE: &[&str] =
-    &["name", "log", "checkpoint", "eval", "data.path", "data.workers", "data.prefetch", "batch.memory"];
+const NO_INFLUENCE: &[&str] = &[
+    "name",
+    "log",
+    "checkpoint",
+    "eval",
+    "data.path",
+    "data.on_error",
+    "data.max_bad",
+    "data.workers",
+    "data.prefetch",
+    "batch.memory",
+];
 
 /// Prefix of the line of `plan.toml` that records what the images are.
 pub(super) const DATA: &str = "# data = ";

@@ -187,3 +187,32 @@ fn eval_knn_repeats_what_the_run_said() {
     let top1 = format!("{:5.1} %", 100.0 * summary["knn"]["top1"].as_f64().unwrap());
     assert!(text.contains(&top1), "{top1} in {text}");
 }
+
+#[test]
+fn a_path_that_would_be_ignored_is_refused() {
+    let text = refused(SIMCLR, &["data.path=~/pictures"], 2);
+    assert!(text.contains("data.path") && text.contains("data.source=folder"), "{text}");
+}
+
+#[test]
+fn weights_that_are_not_finite_never_reach_a_checkpoint() {
+    let place = Place::new(SIMCLR);
+    let output = place.output("run", &["schedule.lr=3e39", "schedule.steps=2", "schedule.warmup_epochs=0"]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("nothing of this step is saved"), "{text}");
+    assert!(autodidact::checkpoint::list(&place.path("run/checkpoints")).is_empty());
+}
+
+#[test]
+fn resuming_from_something_else_says_what_a_checkpoint_is() {
+    let place = Place::new(SIMCLR);
+    let from = place.path("").display().to_string();
+    let output = place.output("run", &["--resume", &from]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("this is no checkpoint") && said(&output).contains("step-00000100"),
+        "{}",
+        said(&output)
+    );
+}

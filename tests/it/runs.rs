@@ -341,6 +341,11 @@ fn a_finished_run_is_not_trained_again_and_old_checkpoints_go() {
     Result::of(&place.path("run")).assert_same(&first, "second start");
     let steps: Vec<u64> = autodidact::checkpoint::list(&place.path("run/checkpoints")).iter().map(|c| c.0).collect();
     assert_eq!(steps, [4, 6]);
+    // a kill between the last rename and the rewrite of `latest`
+    fs::write(place.path("run/checkpoints/latest"), "step-00000004").unwrap();
+    fs::create_dir(place.path("run/checkpoints/.writing-x")).unwrap();
+    place.run("run", &["checkpoint.keep=2"]).assert_same(&first, "third start");
+    assert!(!place.path("run/checkpoints/.writing-x").exists());
 }
 
 #[test]

@@ -84,6 +84,17 @@ fn data(data: &DataConfig, at: &str, found: &mut Numbers) {
                 .hint(format!("add `path = \"...\"` under `[{at}]`, or pass `{at}.path=...`")),
         );
     }
+    if let (SourceKind::Sample, Some(path)) = (data.source, &data.path) {
+        let message = format!(
+            "`{at}.path` is \"{}\", but `{at}.source = \"sample\"` reads the images inside the program",
+            path.display()
+        );
+        found.push(
+            Problem::at(join(at, "path"), message)
+                .against("data.source")
+                .hint(format!("add `{at}.source=folder` (or list, cifar10, cifar100), or remove the path")),
+        );
+    }
     found.probability(&join(at, "max_bad"), data.max_bad);
     if let Some(limit) = data.limit {
         found.count(&join(at, "limit"), limit);

@@ -10,6 +10,7 @@ use crate::recipe::{Problem, Recipe};
 /// No network in use is wider or deeper by a factor of ten.
 const MAX_WIDTH: usize = 65_536;
 const MAX_DEPTH: usize = 1_000;
+const MAX_MLP_RATIO: f64 = 64.0;
 
 pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
     let before = found.problems.len();
@@ -61,6 +62,12 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
     }
     if found.positive("backbone.vit.mlp_ratio", vit.mlp_ratio) && (dim as f64 * vit.mlp_ratio) < 1.0 {
         found.limit("backbone.vit.mlp_ratio", vit.mlp_ratio, &format!("at least 1 / {dim}"));
+    }
+    if vit.mlp_ratio > MAX_MLP_RATIO {
+        found.limit("backbone.vit.mlp_ratio", vit.mlp_ratio, &format!("at most {MAX_MLP_RATIO}"));
+    }
+    if vit.registers > MAX_WIDTH {
+        found.limit("backbone.vit.registers", vit.registers, &format!("at most {MAX_WIDTH}"));
     }
     if let Some(scale) = vit.layer_scale {
         found.positive("backbone.vit.layer_scale", scale);
