@@ -140,9 +140,12 @@ fn the_digest_sees_what_matters_and_nothing_else() {
         "data.prefetch=1",
         "eval.k=5",
         "batch.memory=cache",
-        "data.path=elsewhere",
+        "data.max_bad=0.5",
+        "data.on_error=fail",
         "eval.test.source=sample",
     ];
+    let moved = |path| digest(&["data.source=folder", path]);
+    assert_eq!(moved("data.path=here"), moved("data.path=there"));
     for change in same {
         assert_eq!(digest(&[change]), digest(&[]), "{change}");
     }

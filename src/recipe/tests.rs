@@ -305,7 +305,10 @@ fn overrides_change_add_and_reach_into_lists() {
     assert_eq!(recipe.name.as_deref(), Some("my-run"));
     assert_eq!(recipe.ema.unwrap().momentum, 0.99);
     assert_eq!(read(SIMCLR, &["name=2026-01-01"]).unwrap().name.as_deref(), Some("2026-01-01"));
-    assert_eq!(read(SIMCLR, &["data.path=~/a b/c.txt"]).unwrap().data.path, Some(PathBuf::from("~/a b/c.txt")));
+    assert_eq!(
+        read(SIMCLR, &["data.source=list", "data.path=~/a b/c.txt"]).unwrap().data.path,
+        Some(PathBuf::from("~/a b/c.txt"))
+    );
 }
 
 #[test]
