@@ -45,12 +45,12 @@ fn operations() -> Vec<(&'static str, Operation)> {
         ("blur, kernel 23, sigma 0.3", in_place(|image| gaussian_blur(image, 23, 0.3))),
         ("solarize", in_place(|image| solarize(image, 128))),
         ("normalize", normalize()),
-        ("random crop to 224, bilinear", views(vec![crop_only(224, Interpolation::Bilinear)])),
-        ("random crop to 224, bicubic", views(vec![crop_only(224, Interpolation::Bicubic)])),
-        ("random crop to 96, bicubic", views(vec![crop_only(96, Interpolation::Bicubic)])),
+        ("random crop to 224, bilinear", views(&[crop_only(224, Interpolation::Bilinear)])),
+        ("random crop to 224, bicubic", views(&[crop_only(224, Interpolation::Bicubic)])),
+        ("random crop to 96, bicubic", views(&[crop_only(96, Interpolation::Bicubic)])),
         ("evaluation view of 224", Box::new(|image, _| drop(black_box(eval_view(image, 224))))),
-        ("SimCLR: 2 views of 224", views(vec![simclr()])),
-        ("DINO: 2 of 224 and 8 of 96", views(dino())),
+        ("SimCLR: 2 views of 224", views(&[simclr()])),
+        ("DINO: 2 of 224 and 8 of 96", views(&dino())),
     ]
 }
 
@@ -71,8 +71,8 @@ fn normalize() -> Operation {
     })
 }
 
-fn views(configs: Vec<ViewConfig>) -> Operation {
-    let views = MultiView::new(&configs);
+fn views(configs: &[ViewConfig]) -> Operation {
+    let views = MultiView::new(configs);
     Box::new(move |image, number| {
         for view in 0..views.num_views() {
             black_box(views.apply(image, 0, 0, number, view));

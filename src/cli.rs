@@ -86,7 +86,7 @@ pub struct PretrainArgs {
     /// Print what would happen, and stop
     #[arg(long)]
     pub dry_run: bool,
-    /// Folder of the run [default: runs/<name of the recipe>]
+    /// Folder of the run [default: runs/NAME, after the recipe]
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 }

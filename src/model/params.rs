@@ -68,7 +68,7 @@ impl Layout {
         self.num_buffers
     }
 
-    /// Splits values by name into weights and buffers, for [`write`].
+    /// Splits values by name into weights and buffers, for [`write()`].
     ///
     /// # Errors
     /// When a tensor is missing, has another number of values, or is not part of the module.

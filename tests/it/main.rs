@@ -1,5 +1,7 @@
 //! One test binary: every binary links all of burn.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, fail by panicking")]
+
 mod architecture;
 mod golden;
 mod mistakes;

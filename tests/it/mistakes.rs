@@ -36,7 +36,7 @@ fn values_out_of_range_name_value_and_limit() {
     let text = refused(SIMCLR, &["method.simclr.temperature=-1"], 2);
     assert!(text.contains("method.simclr.temperature") && text.contains("-1"), "{text}");
     let text = refused(SIMCLR, &["batch.micro=5"], 2);
-    assert!(text.contains("batch") && text.contains("5") && text.contains("hint"), "{text}");
+    assert!(text.contains("batch") && text.contains('5') && text.contains("hint"), "{text}");
     let text = refused(SIMCLR, &["batch.micro=128", "batch.global=128"], 2);
     assert!(text.contains("128") && text.contains("80"), "{text}");
     let text = refused(SIMCLR, &["--ranks", "9"], 2);
@@ -67,7 +67,7 @@ fn networks_that_do_not_fit_are_explained() {
     let text = refused(&recipe, &[], 2);
     assert!(text.contains("mae") && text.contains("resnet") && text.contains("vit"), "{text}");
     let text = refused(MAE, &["views.0.size=18"], 2);
-    assert!(text.contains("18") && text.contains("4"), "{text}");
+    assert!(text.contains("18") && text.contains('4'), "{text}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl Place {
             if text.lines().count() >= lines {
                 return;
             }
-            assert!(start.elapsed() < Duration::from_secs(120), "no step {lines} within two minutes");
+            assert!(start.elapsed() < Duration::from_mins(2), "no step {lines} within two minutes");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

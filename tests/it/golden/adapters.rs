@@ -24,7 +24,7 @@ pub(super) fn run(case: &Case) -> Outcome {
 fn pair(case: &Case, name: &str) -> [usize; 2] {
     let value = &case.args()[name];
     let count = |value: &serde_json::Value| value.as_u64().map(|n| n as usize);
-    let both = value.as_array().map(|pair| [count(&pair[0]), count(&pair[1])]).unwrap_or([count(value); 2]);
+    let both = value.as_array().map_or([count(value); 2], |pair| [count(&pair[0]), count(&pair[1])]);
     both.map(|n| n.unwrap_or_else(|| panic!("{}: args.{name} is no size", case.name)))
 }
 

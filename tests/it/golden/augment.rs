@@ -30,7 +30,7 @@ pub(super) fn run(case: &Case) -> Outcome {
         return Outcome::NotYet("Pillow's box approximation is not offered; the blur is an exact Gaussian".to_owned());
     }
     let interpolation = if name.contains("bicubic") { Interpolation::Bicubic } else { Interpolation::Bilinear };
-    let change: Box<dyn Fn(&RgbImage, &Value) -> RgbImage> = if starts("flips") {
+    let change: Change = if starts("flips") {
         in_place(|image, args| match args["op"].as_str() {
             Some("h") => flip_horizontal(image),
             Some("v") => flip_vertical(image),
@@ -74,7 +74,10 @@ pub(super) fn run(case: &Case) -> Outcome {
     Outcome::Compared(checks)
 }
 
-fn in_place(change: impl Fn(&mut RgbImage, &Value) + 'static) -> Box<dyn Fn(&RgbImage, &Value) -> RgbImage> {
+/// An operation as a function of an image and the case's arguments.
+type Change = Box<dyn Fn(&RgbImage, &Value) -> RgbImage>;
+
+fn in_place(change: impl Fn(&mut RgbImage, &Value) + 'static) -> Change {
     Box::new(move |image, args| {
         let mut image = image.clone();
         change(&mut image, args);
