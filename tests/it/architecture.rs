@@ -73,7 +73,7 @@ fn imports_go_down_only() {
             let fits = |rule: &&str| {
                 head == *rule || used.starts_with(*rule) || (rule.starts_with("engine::") && head == "engine")
             };
-            if head != module && !allowed.iter().any(|rule| fits(rule)) {
+            if head != module && !allowed.iter().any(fits) {
                 wrong.push(format!("{}: {line}", relative.display()));
             }
         }
