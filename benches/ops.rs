@@ -1,10 +1,16 @@
-//! Times each operation of `autodidact::ops` against burn's own operations, forward and backward, on one thread.
+//! Times each operation of `autodidact::ops` against burn's own operations and PyTorch's, forward and backward, on one thread.
 //!
-//!     cargo bench --profile dev --bench ops -- [FILTER] [--quick]
+//!     cargo bench --profile dev --bench ops -- [--python PYTHON] [--quick] [FILTER]
 //!
-//! The first `linear` is close to a bare matrix product, the machine's ceiling at the moment. Prints milliseconds (median; on Linux the thread's CPU time, so that a busy machine disturbs less) and GFLOP/s; the last column is burn's time over ours.
+//! PYTHON is an interpreter with torch; without it only burn is compared with. Prints milliseconds (median; on Linux the thread's CPU time, so that
+//! a busy machine disturbs less) and GFLOP/s, then how many times longer burn and PyTorch take, forward and backward together. The first
+//! `linear` is close to a bare matrix product, the machine's ceiling at the moment.
 #![allow(clippy::print_stdout, missing_docs)]
 
+mod peer;
+
+use std::process::Command;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use autodidact::ops;
@@ -14,6 +20,7 @@ use burn::tensor::{Device, Distribution, Tensor, activation, module, ops::ConvOp
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 struct Bench {
+    torch: Option<Mutex<peer::Peer>>,
     filter: String,
     repeats: usize,
     device: Device,
@@ -56,17 +63,15 @@ impl Bench {
                 backward.push(whole - around);
             }
         }
-        let median = |mut times: Vec<f64>| {
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
-        };
-        (median(forward), median(backward))
+        (peer::median(&forward), peer::median(&backward))
     }
 
-    /// Compares two ways to the same result; `flop` is that of the forward pass (the backward pass has twice as many).
+    /// Compares two ways to the same result; `flop` is that of the forward pass (the backward pass has twice as many), `torch` what to ask the
+    /// Python side.
     fn compare<const D: usize>(
         &self,
         name: &str,
+        torch: &str,
         flop: f64,
         ours: &dyn Fn() -> Tensor<D>,
         burns: &dyn Fn() -> Tensor<D>,
@@ -76,19 +81,28 @@ impl Bench {
         }
         let (ours, burns) = (self.time(ours), self.time(burns));
         let rate = |(forward, backward): (f64, f64)| (flop / forward / 1e6, 2.0 * flop / backward / 1e6);
-        let (fast, slow) = (rate(ours), rate(burns));
-        println!(
-            "{name:34} ours {:8.2} {:8.2} ms {:6.1} {:6.1} GFLOP/s   burn {:8.2} {:8.2} ms {:6.1} {:6.1}   x{:.1}",
+        let fast = rate(ours);
+        let sum = |(forward, backward)| forward + backward;
+        print!(
+            "{name:34} ours {:8.2} {:8.2} ms {:6.1} {:6.1} GFLOP/s   burn {:8.2} {:8.2} ms  x{:.1}",
             ours.0,
             ours.1,
             fast.0,
             fast.1,
             burns.0,
             burns.1,
-            slow.0,
-            slow.1,
-            (burns.0 + burns.1) / (ours.0 + ours.1)
+            sum(burns) / sum(ours)
         );
+        if let Some(peer) = &self.torch {
+            match peer.lock().expect("not poisoned").ask(&format!("{} {torch}", self.repeats)).as_deref() {
+                Ok(&[forward, backward]) => {
+                    print!("   torch {forward:8.2} {backward:8.2} ms  x{:.2}", (forward + backward) / sum(ours));
+                }
+                Ok(other) => print!("   torch said {other:?}"),
+                Err(error) => print!("   {error}"),
+            }
+        }
+        println!();
     }
 
     fn conv(&self, batch: usize, size: usize, [from, to]: [usize; 2], kernel: usize, stride: usize) {
@@ -104,7 +118,8 @@ impl Bench {
             let options = ConvOptions::new(stride, padding, [1, 1], 1);
             module::conv2d(Tensor::from_inner(nchw.clone()).require_grad(), w.clone(), None, options)
         };
-        self.compare(&name, flop, &ours, &burns);
+        let torch = format!("conv {batch} {size} {from} {to} {kernel} {}", stride[0]);
+        self.compare(&name, &torch, flop, &ours, &burns);
     }
 
     fn batch_norm(&self, batch: usize, size: usize, channels: usize, residual: bool) {
@@ -127,7 +142,8 @@ impl Bench {
                 None => y,
             })
         };
-        self.compare(&name, (8 * batch * size * size * channels) as f64, &ours, &burns);
+        let torch = format!("batch_norm {batch} {size} {channels} {}", u8::from(residual));
+        self.compare(&name, &torch, (8 * batch * size * size * channels) as f64, &ours, &burns);
     }
 
     fn max_pool(&self, batch: usize, size: usize, channels: usize) {
@@ -140,7 +156,8 @@ impl Bench {
             module::max_pool2d(Tensor::from_inner(nchw.clone()).require_grad(), options)
         };
         let name = format!("max pool 3x3/2 {size}px {channels} b{batch}");
-        self.compare(&name, (9 * batch * size * size * channels / 4) as f64, &ours, &burns);
+        let torch = format!("max_pool {batch} {size} {channels}");
+        self.compare(&name, &torch, (9 * batch * size * size * channels / 4) as f64, &ours, &burns);
     }
 
     fn linear(&self, rows: usize, ins: usize, outs: usize, kind: &str) {
@@ -161,7 +178,8 @@ impl Bench {
                 _ => y,
             }
         };
-        self.compare(&name, (2 * rows * ins * outs) as f64, &ours, &burns);
+        let torch = format!("linear{kind} {rows} {ins} {outs}");
+        self.compare(&name, &torch, (2 * rows * ins * outs) as f64, &ours, &burns);
     }
 
     fn layer_norm(&self, rows: usize, d: usize) {
@@ -169,7 +187,8 @@ impl Bench {
         let (gamma, beta) = (self.random([d], 1.0).require_grad(), self.random([d], 1.0).require_grad());
         let ours = || ops::layer_norm(x.clone(), gamma.clone(), beta.clone(), 1e-6);
         let burns = || module::layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-6);
-        self.compare(&format!("layer norm {rows}x{d}"), (8 * rows * d) as f64, &ours, &burns);
+        let torch = format!("layer_norm {rows} {d}");
+        self.compare(&format!("layer norm {rows}x{d}"), &torch, (8 * rows * d) as f64, &ours, &burns);
     }
 
     fn attention(&self, batch: usize, tokens: usize, width: usize, heads: usize) {
@@ -185,14 +204,23 @@ impl Bench {
             out.swap_dims(1, 2).reshape([batch, tokens, width])
         };
         let name = format!("attention b{batch} {tokens}x{width} h{heads}");
-        self.compare(&name, (4 * batch * tokens * tokens * width) as f64, &ours, &burns);
+        let torch = format!("attention {batch} {tokens} {width} {heads}");
+        self.compare(&name, &torch, (4 * batch * tokens * tokens * width) as f64, &ours, &burns);
     }
 }
 
 fn main() {
+    ops::keep_pages();
     let mut arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let quick = arguments.iter().position(|argument| argument == "--quick").map(|at| arguments.remove(at)).is_some();
+    let mut take = |flag: &str| arguments.iter().position(|argument| argument == flag).map(|at| arguments.remove(at));
+    let quick = take("--quick").is_some();
+    let python = arguments.iter().position(|argument| argument == "--python");
+    let python =
+        python.filter(|at| at + 1 < arguments.len()).map(|at| arguments.drain(at..at + 2).nth(1).expect("two"));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ops.py");
+    let torch = python.map(|python| peer::Peer::start(Command::new(python).arg(script)).expect("PYTHON starts"));
     let bench = Bench {
+        torch: torch.map(Mutex::new),
         filter: arguments.first().cloned().unwrap_or_default(),
         repeats: if quick { 3 } else { 9 },
         device: Device::flex().autodiff(),

@@ -7,11 +7,12 @@ use autodidact::cli::Cli;
 use autodidact::commands;
 use clap::Parser;
 
-/// Keeps its pages between steps: without it page faults take a good part of a training step.
+/// Keeps its pages between steps (`ops::keep_pages`): page faults take a good part of a training step otherwise.
 #[global_allocator]
 static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    autodidact::ops::keep_pages();
     match commands::run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has seen enough.

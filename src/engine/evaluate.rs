@@ -11,7 +11,9 @@ use crate::eval::{
     EvalConfig, EvalView, Extracted, Features, Knn, Warning, chance, embedding_std, extract, health, rankme,
 };
 use crate::method::Inputs;
+use crate::model::params::Flat;
 use crate::model::{Pass, Scope};
+use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
 use crate::report::KnnResult;
@@ -132,13 +134,14 @@ pub fn evaluate(
     stop: &AtomicBool,
 ) -> Result<Evaluation, EngineError> {
     let recipe = &plan.recipe;
+    ops::configure(recipe.ops);
     let size = recipe.views.iter().map(|view| view.size).max().unwrap_or(0);
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
     let build = || -> Result<Box<dyn FnMut(_) -> _>, EngineError> {
         let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
         let mut learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, device))?;
         if let Weights::Given(weights, buffers) = weights {
-            learner.set(weights, buffers);
+            learner.set(&Flat::upload(weights, buffers, device));
         }
         Ok(Box::new(move |images| learner.features(images, &mut Pass::eval())))
     };

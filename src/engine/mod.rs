@@ -5,9 +5,11 @@ mod error;
 mod evaluate;
 mod step;
 mod train;
+mod trainer;
 mod watch;
 
 pub use config::{BatchConfig, CheckpointConfig, EmaConfig, LogConfig, Memory};
 pub use error::EngineError;
 pub use evaluate::{EvalSet, Evaluation, Weights, evaluate};
-pub use train::{Job, Trained, specs, train};
+pub use train::{Job, Trained, train};
+pub use trainer::{Settings, StepNumbers, Trainer, specs};

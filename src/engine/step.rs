@@ -25,13 +25,13 @@ pub(super) struct StepSpec {
     pub(super) device: Device,
 }
 
-/// What a step came to, the same on every rank.
+/// What a step came to.
 #[derive(Debug)]
 pub(super) struct StepResult {
     /// Mean loss of the global batch.
     pub(super) loss: f64,
-    /// Gradient of that mean, flat.
-    pub(super) gradient: Vec<f32>,
+    /// Gradient of that mean, flat; on the first rank of a process.
+    pub(super) gradient: Option<Vec<f32>>,
     /// Statistics of every batch-norm layer, one after another for each micro-batch of the global batch.
     pub(super) batch_stats: Vec<Vec<f32>>,
     /// Where those statistics belong.
@@ -54,9 +54,9 @@ pub(super) fn run(
         Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
         Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
     };
-    let mut gradient = ranks.all_reduce(spec.micros, gradients.into_nodes())?;
+    let mut gradient = ranks.reduce(spec.micros, gradients.into_nodes())?;
     let scale = (1.0 / count) as f32;
-    for g in &mut gradient {
+    for g in gradient.iter_mut().flatten() {
         *g *= scale;
     }
 
@@ -233,7 +233,7 @@ fn gather(
                     local.iter().flat_map(|outputs| pick(outputs)[i].values.iter().copied()).collect();
                 let columns = pick(&local[0])[i].columns;
                 let values = ranks.all_gather(parts)?;
-                debug_assert_eq!(values.len(), micros * rows * columns, "one row for each image");
+                assert_eq!(values.len(), micros * rows * columns, "one row for each image");
                 Ok(HostTensor { columns, values })
             })
             .collect()

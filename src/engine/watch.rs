@@ -4,6 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use super::error::EngineError;
 use super::train::Job;
+use super::trainer::StepNumbers;
 use crate::plan::Plan;
 use crate::report::{EventLog, MetricsLog, Progress, StepRecord, Style};
 
@@ -14,15 +15,6 @@ pub(super) struct Watch {
     progress: Progress,
     started: Instant,
     last: Instant,
-}
-
-/// What a step came to.
-pub(super) struct StepNumbers {
-    /// Steps done, this one included.
-    pub(super) step: u64,
-    pub(super) loss: f64,
-    pub(super) lr: f64,
-    pub(super) grad_norm: f64,
 }
 
 impl Watch {

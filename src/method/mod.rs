@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
-use crate::model::params::{self, Layout};
+use crate::model::params::{self, Flat, Layout};
 use crate::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
 
 /// A self-supervised objective: everything that is particular to one paper, and nothing else.
@@ -107,7 +107,7 @@ pub trait Learner: Send {
     /// Returns the saved but untrained tensors in flat order.
     fn buffers(&self) -> Vec<f32>;
     /// Replaces all parameters.
-    fn set(&mut self, weights: &[f32], buffers: &[f32]);
+    fn set(&mut self, flat: &Flat);
     /// Writes the gradients of the trained parameters into `out` in flat order, zero where there is none.
     fn gradients(&self, gradients: &mut Gradients, out: &mut [f32]);
 }
@@ -154,9 +154,9 @@ impl<M: Method> Learner for Holder<M> {
         params::read_buffers(self.network(), &self.layout)
     }
 
-    fn set(&mut self, weights: &[f32], buffers: &[f32]) {
+    fn set(&mut self, flat: &Flat) {
         if let Some(network) = self.network.take() {
-            self.network = Some(params::write(network, &self.layout, weights, buffers, &self.device));
+            self.network = Some(params::write(network, &self.layout, flat, &self.device));
         }
     }
 
@@ -165,10 +165,10 @@ impl<M: Method> Learner for Holder<M> {
     }
 }
 
-fn learner<M: Method>(config: &M::Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Box<dyn Learner>, ConfigError> {
-    let network = M::build(config, inputs, scope)?;
+/// Shows a network on `device` to the engine.
+pub fn learner<M: Method>(network: M, device: &Device) -> Box<dyn Learner> {
     let layout = Layout::of(&network);
-    Ok(Box::new(Holder { network: Some(network), layout, device: scope.device().clone() }))
+    Box::new(Holder { network: Some(network), layout, device: device.clone() })
 }
 
 /// The one table of methods: recipe key, configuration, network.
@@ -188,7 +188,9 @@ macro_rules! methods {
             /// When method, backbone and views cannot work together.
             pub fn build(&self, inputs: &Inputs<'_>, scope: &Scope) -> Result<Box<dyn Learner>, ConfigError> {
                 match self {
-                    $(Self::$variant(config) => learner::<$module::$network>(config, inputs, scope),)*
+                    $(Self::$variant(config) => {
+                        Ok(learner($module::$network::build(config, inputs, scope)?, scope.device()))
+                    })*
                 }
             }
 

@@ -53,13 +53,16 @@ impl Linear {
         ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
     }
 
-    /// Applies the layer, then GELU.
+    /// Applies the layer, then adds `residual`, if there is one.
     ///
     /// # Shapes
     /// `[.., in]` to `[.., out]`.
     #[must_use]
-    pub fn forward_gelu<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        ops::linear_gelu(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+    pub fn forward_residual<const D: usize>(&self, x: Tensor<D>, residual: Option<Tensor<D>>) -> Tensor<D> {
+        match residual {
+            Some(residual) => ops::linear_residual(x, self.weight.val(), self.bias.as_ref().map(Param::val), residual),
+            None => self.forward(x),
+        }
     }
 }
 
@@ -138,7 +141,16 @@ impl Conv2d {
     /// `[batch, in, h, w]` to `[batch, out, h', w']`.
     #[must_use]
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        ops::conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), [self.stride; 2], [self.padding; 2])
+        ops::to_nchw(self.forward_nhwc(ops::to_nhwc(x)))
+    }
+
+    /// Convolves channels-last images.
+    ///
+    /// # Shapes
+    /// `[batch, h, w, in]` to `[batch, h', w', out]`.
+    #[must_use]
+    pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
+        ops::conv2d_nhwc(x, self.weight.val(), self.bias.as_ref().map(Param::val), [self.stride; 2], [self.padding; 2])
     }
 }
 
@@ -154,7 +166,7 @@ pub enum Affine {
     None,
 }
 
-/// Batch norm over dimension 1 of rows (`[batch, channels]`), sequences or maps, as torch's `BatchNorm1d` and `BatchNorm2d`.
+/// Batch norm of the last dimension: rows (`[batch, channels]`) or channels-last maps, else as torch's `BatchNorm1d` and `BatchNorm2d`.
 ///
 /// A training pass normalises with the statistics of what it is given (one micro-batch: "ghost" batch norm) and hands
 /// them to the [`Pass`]; the layer never changes itself. torch's `num_batches_tracked` is not kept: it only matters with
@@ -189,7 +201,7 @@ impl BatchNorm {
     /// Normalises each channel.
     ///
     /// # Shapes
-    /// `[batch, channels]` or `[batch, channels, h, w]` to the same.
+    /// `[.., channels]` to the same.
     ///
     /// # Panics
     /// While training, when a channel has one value only: its variance is unknown.
@@ -229,13 +241,11 @@ impl BatchNorm {
         relu: bool,
         pass: &mut Pass,
     ) -> Tensor<D> {
-        // the operation works on channels-last memory, which is what convolutions leave behind
-        let (x, residual) = (channels_last(x), residual.map(channels_last));
         let channels = self.running_mean.dims();
         let constant = |value: f32| Tensor::<1>::full(channels, value, &x.device().without_autodiff());
         let gamma = self.weight.as_ref().map_or_else(|| constant(1.0), Param::val);
         let beta = self.bias.as_ref().map_or_else(|| constant(0.0), Param::val);
-        let y = if pass.is_train() {
+        if pass.is_train() {
             let ops::BatchNorm { output, mean, var } = ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu);
             let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
             pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
@@ -243,19 +253,8 @@ impl BatchNorm {
         } else {
             let (mean, var) = (self.running_mean.val(), self.running_var.val());
             ops::batch_norm_eval(x, gamma, beta, mean, var, self.eps, residual, relu)
-        };
-        channels_second(y)
+        }
     }
-}
-
-/// Moves dimension 1 to the end; a view.
-fn channels_last<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    (1..D - 1).fold(x, |x, dim| x.swap_dims(dim, dim + 1))
-}
-
-/// Moves the last dimension to place 1; a view.
-fn channels_second<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    (1..D - 1).rev().fold(x, |x, dim| x.swap_dims(dim, dim + 1))
 }
 
 /// Learned scale of a residual branch (Touvron et al., 2021, <https://arxiv.org/abs/2103.17239>).
@@ -362,21 +361,25 @@ impl Mlp {
         }
     }
 
-    /// Applies the MLP to every token.
+    /// Applies the MLP to every token, then adds `residual`, if there is one.
     ///
     /// # Shapes
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
+        let layer = |linear: &Linear| Some((linear.weight.val(), linear.bias.as_ref()?.val()));
+        if let (false, Some(first), Some(second)) = (self.gated, layer(&self.fc1), layer(&self.fc2)) {
+            return ops::mlp(x, first, second, residual);
+        }
+        let x = self.fc1.forward(x);
         let x = if self.gated {
-            let x = self.fc1.forward(x);
             let half = x.dims()[2] / 2;
             let gate = x.clone().narrow(2, 0, half);
             gate.clone() * sigmoid(gate) * x.narrow(2, half, half)
         } else {
-            self.fc1.forward_gelu(x)
+            burn::tensor::activation::gelu(x)
         };
-        self.fc2.forward(x)
+        self.fc2.forward_residual(x, residual)
     }
 }
 
@@ -454,17 +457,17 @@ impl Attention {
         }
     }
 
-    /// Lets every token attend to all.
+    /// Lets every token attend to all, then adds `residual`, if there is one.
     ///
     /// # Shapes
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
         let [batch, tokens, dim] = x.dims();
         let head = dim / self.heads;
         let qkv = self.qkv.forward(x);
         if self.q_norm.is_none() && self.k_norm.is_none() {
-            return self.proj.forward(ops::attention(qkv, self.heads));
+            return self.proj.forward_residual(ops::attention(qkv, self.heads), residual);
         }
         let qkv = qkv.reshape([batch, tokens, 3, self.heads, head]).permute([2, 0, 3, 1, 4]);
         let part = |index| qkv.clone().narrow(0, index, 1).reshape([batch, self.heads, tokens, head]); // [b, h, t, d]
@@ -476,7 +479,7 @@ impl Attention {
         let k = normed(&self.k_norm, part(1));
         let weights = softmax(q.matmul(k.transpose())); // [b, h, t, t]
         let x = weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, dim]);
-        self.proj.forward(x)
+        self.proj.forward_residual(x, residual)
     }
 }
 
@@ -529,14 +532,29 @@ impl Block {
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let scaled = |scale: &Option<LayerScale>, x| match scale {
-            Some(scale) => scale.forward(x),
-            None => x,
+        let x = self.add(0, x, &self.ls1, |x, residual| self.attn.forward(self.norm1.forward(x), residual), pass);
+        self.add(1, x, &self.ls2, |x, residual| self.mlp.forward(self.norm2.forward(x), residual), pass)
+    }
+
+    /// Adds a branch to its input: the branch's last layer does it, unless something comes between.
+    fn add(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        scale: &Option<LayerScale>,
+        branch: impl Fn(Tensor<3>, Option<Tensor<3>>) -> Tensor<3>,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        let drop = self.drop_path[index];
+        if scale.is_none() && (drop.rate == 0.0 || pass.noise().is_none()) {
+            return branch(x.clone(), Some(x));
+        }
+        let y = branch(x.clone(), None);
+        let y = match scale {
+            Some(scale) => scale.forward(y),
+            None => y,
         };
-        let branch = scaled(&self.ls1, self.attn.forward(self.norm1.forward(x.clone())));
-        let x = x + self.drop_path[0].forward(branch, pass);
-        let branch = scaled(&self.ls2, self.mlp.forward(self.norm2.forward(x.clone())));
-        x + self.drop_path[1].forward(branch, pass)
+        x + drop.forward(y, pass)
     }
 }
 
@@ -581,7 +599,7 @@ mod tests {
     #[test]
     fn batch_norm_uses_and_hands_over_the_statistics_of_the_micro_batch() {
         let norm = BatchNorm::new(3, Affine::Full, &scope());
-        let x = ramp([2, 3, 2, 2]);
+        let x = ramp([2, 2, 2, 3]);
         let mut pass = Pass::train(noise(&[(0, 0), (1, 0)]));
         let y = values(norm.forward(x.clone(), &mut pass));
         let stats = pass.take_batch_stats().pop().unwrap();
@@ -589,7 +607,7 @@ mod tests {
         let (mean, var) = (values(stats.mean), values(stats.var));
         let x = values(x);
         for channel in 0..3 {
-            let at = |i: usize| (i / 4) * 12 + channel * 4 + i % 4;
+            let at = |i: usize| 3 * i + channel;
             let expected_mean = (0..8).map(|i| f64::from(x[at(i)])).sum::<f64>() / 8.0;
             let squares = (0..8).map(|i| (f64::from(x[at(i)]) - expected_mean).powi(2)).sum::<f64>();
             assert!((f64::from(mean[channel]) - expected_mean).abs() < 1e-6);
@@ -601,7 +619,7 @@ mod tests {
         }
         assert_eq!(values(norm.running_mean.val()), [0.0; 3], "the layer does not change itself");
         let mut pass = Pass::eval();
-        let y = values(norm.forward(ramp([2, 3, 2, 2]), &mut pass));
+        let y = values(norm.forward(ramp([2, 2, 2, 3]), &mut pass));
         assert!(y.iter().zip(&x).all(|(y, x)| (y - x).abs() < 1e-4), "running statistics are those of a new layer");
         assert!(pass.take_batch_stats().is_empty());
     }

@@ -172,17 +172,35 @@ fn read<M: Module>(module: &M, layout: &Layout, kind: Kind, len: usize) -> Vec<f
     reader.values
 }
 
+/// All values of a network, on the device: what ranks of one process have in common.
+#[derive(Clone, Debug)]
+pub struct Flat {
+    weights: Tensor<1>,
+    buffers: Tensor<1>,
+}
+
+impl Flat {
+    /// Copies flat vectors to a device.
+    #[must_use]
+    pub fn upload(weights: &[f32], buffers: &[f32], device: &Device) -> Self {
+        let device = device.clone().inner();
+        let upload = |values: &[f32]| Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &device);
+        Self { weights: upload(weights), buffers: upload(buffers) }
+    }
+}
+
 /// Puts values into a module, as new leaf tensors on `device` with the same ids.
 ///
+/// The parameters are views of `flat` where the backend has views (flex does), so that any number of networks cost the memory of one.
 /// Trained parameters require a gradient if the device has autodiff, and share no node with the old ones.
 ///
 /// # Panics
 /// When layout or values are of another module.
 #[must_use]
-pub fn write<M: Module>(module: M, layout: &Layout, weights: &[f32], buffers: &[f32], device: &Device) -> M {
-    assert_eq!(weights.len(), layout.num_weights, "weights of another network");
-    assert_eq!(buffers.len(), layout.num_buffers, "buffers of another network");
-    module.map(&mut Writer { at: Cursor::new(layout), weights, buffers, device })
+pub fn write<M: Module>(module: M, layout: &Layout, flat: &Flat, device: &Device) -> M {
+    assert_eq!(flat.weights.dims(), [layout.num_weights], "weights of another network");
+    assert_eq!(flat.buffers.dims(), [layout.num_buffers], "buffers of another network");
+    module.map(&mut Writer { at: Cursor::new(layout), flat, device })
 }
 
 /// Takes the gradients out and lays them out flat; zero where a parameter has none.
@@ -258,20 +276,21 @@ impl ModuleVisitor for Reader<'_> {
 
 struct Writer<'a> {
     at: Cursor<'a>,
-    weights: &'a [f32],
-    buffers: &'a [f32],
+    flat: &'a Flat,
     device: &'a Device,
 }
 
 impl ModuleMapper for Writer<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let entry = self.at.next(param.id);
-        let values = match entry.kind {
-            Kind::Trained => &self.weights[entry.range()],
-            Kind::Buffer => &self.buffers[entry.range()],
+        let flat = match entry.kind {
+            Kind::Trained => &self.flat.weights,
+            Kind::Buffer => &self.flat.buffers,
         };
-        let tensor = Tensor::from_data(TensorData::new(values.to_vec(), param.dims()), self.device);
-        let trained = entry.kind == Kind::Trained && self.device.is_autodiff();
+        let view = flat.clone().slice([entry.range()]).reshape(param.dims());
+        let autodiff = self.device.is_autodiff();
+        let tensor = if autodiff { Tensor::from_inner(view) } else { view };
+        let trained = entry.kind == Kind::Trained && autodiff;
         Param::initialized(entry.id, if trained { tensor.require_grad() } else { tensor })
     }
 }
@@ -361,14 +380,14 @@ mod tests {
         let old = net(&device);
         let layout = Layout::of(&old);
         let weights: Vec<f32> = (0..19u8).map(f32::from).collect();
-        let new = write(old.clone(), &layout, &weights, &[7.0; 6], &device);
+        let new = write(old.clone(), &layout, &Flat::upload(&weights, &[7.0; 6], &device), &device);
         assert_eq!((read_weights(&new, &layout), read_buffers(&new, &layout)), (weights, vec![7.0; 6]));
         assert!(new.used.weight.val().is_require_grad() && !new.norm.running_mean.val().is_require_grad());
         let x = Tensor::<2>::from_data([[1.0f32, 2.0]], &device);
         let gradients = new.used.forward(x).sum().backward();
         assert!(new.used.weight.val().grad(&gradients).is_some());
         assert!(old.used.weight.val().grad(&gradients).is_none(), "no node is shared with the old network");
-        let plain = write(old, &layout, &[0.0; 19], &[0.0; 6], &Device::flex());
+        let plain = write(old, &layout, &Flat::upload(&[0.0; 19], &[0.0; 6], &Device::flex()), &Device::flex());
         assert!(!plain.used.weight.val().is_autodiff());
     }
 

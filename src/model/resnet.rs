@@ -146,17 +146,18 @@ impl ResidualBlock {
         }
     }
 
-    fn forward(&self, x: Tensor<4>, pass: &mut Pass) -> Tensor<4> {
+    /// `[batch, h, w, channels]` to the same: both consumers of `x` and what they send back lie in memory alike.
+    fn forward_nhwc(&self, x: Tensor<4>, pass: &mut Pass) -> Tensor<4> {
         let shortcut = match &self.downsample {
-            Some((conv, norm)) => norm.forward(conv.forward(x.clone()), pass),
+            Some((conv, norm)) => norm.forward(conv.forward_nhwc(x.clone()), pass),
             None => x.clone(),
         };
-        let y = self.bn1.forward_relu(self.conv1.forward(x), pass);
-        let y = self.conv2.forward(y);
+        let y = self.bn1.forward_relu(self.conv1.forward_nhwc(x), pass);
+        let y = self.conv2.forward_nhwc(y);
         match (&self.conv3, &self.bn3) {
             (Some(conv3), Some(bn3)) => {
                 let y = self.bn2.forward_relu(y, pass);
-                bn3.forward_residual(conv3.forward(y), shortcut, pass)
+                bn3.forward_residual(conv3.forward_nhwc(y), shortcut, pass)
             }
             _ => self.bn2.forward_residual(y, shortcut, pass),
         }
@@ -288,21 +289,18 @@ impl Segmented for ResNet {
     }
 
     fn forward_segment(&self, index: usize, x: Boundary, pass: &mut Pass) -> Boundary {
-        let x = x.into_map();
-        match self.block_at(index) {
-            Some((stage, block)) => Boundary::Map(self.stages()[stage][block].forward(x, pass)),
+        let x = ops::to_nhwc(x.into_map()); // a view, except for images
+        Boundary::Map(ops::to_nchw(match self.block_at(index) {
+            Some((stage, block)) => self.stages()[stage][block].forward_nhwc(x, pass),
             None if index == 0 => {
-                let x = self.bn1.forward_relu(self.conv1.forward(x), pass);
-                Boundary::Map(match self.arch.stem {
-                    Stem::Imagenet => ops::to_nchw(ops::max_pool2d_nhwc(ops::to_nhwc(x), [3, 3], [2, 2], [1, 1])),
+                let x = self.bn1.forward_relu(self.conv1.forward_nhwc(x), pass);
+                match self.arch.stem {
+                    Stem::Imagenet => ops::max_pool2d_nhwc(x, [3, 3], [2, 2], [1, 1]),
                     Stem::Cifar => x,
-                })
+                }
             }
-            None => {
-                let pooled = ops::mean_pool_nhwc(ops::to_nhwc(x));
-                Boundary::Features(Features { pooled, patches: None })
-            }
-        }
+            None => return Boundary::Features(Features { pooled: ops::mean_pool_nhwc(x), patches: None }),
+        }))
     }
 }
 

@@ -22,7 +22,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, activation};
 
 use super::bridge::{Operand, consume, primitive, record, register, slice};
-use super::gemm::{Matrix, matmul};
+use super::gemm::{Matrix, matmul, transpose};
 use super::memory::{buffer, work_area};
 use super::simd::{LANES, exp, mul_add, reduce, vectorized};
 
@@ -99,7 +99,7 @@ impl Attention {
         let (mut scores, mut out) = (work_area(n * n), work_area(n * size));
         for head in self.heads() {
             copy_head(&qkv[head.q..], 3 * width, size, &mut q);
-            copy_head_transposed(&qkv[head.k..], 3 * width, n, &mut k);
+            transpose(&qkv[head.k..], 3 * width, size, &mut k, n);
             copy_head(&qkv[head.v..], 3 * width, size, &mut v);
             matmul(&mut scores, n, Matrix::new(&q, n, size), Matrix::new(&k, size, n), false);
             softmax(&mut scores, self.scale(), &mut statistics[head.statistics.clone()]);
@@ -124,13 +124,13 @@ impl Attention {
             copy_head(&dy[head.output..], width, size, &mut dout);
             let [q, k, dout] = [&q, &k, &dout].map(|values| Matrix::new(values, n, size));
 
-            copy_head_transposed(&qkv[head.k..], 3 * width, n, &mut turned);
+            transpose(&qkv[head.k..], 3 * width, size, &mut turned, n);
             matmul(&mut probs, n, q, Matrix::new(&turned, size, n), false);
             softmax_again(&mut probs, self.scale(), &statistics[head.statistics.clone()]);
             matmul(&mut product, size, Matrix::new(&probs, n, n).t(), dout, false);
             put_head(&product, size, &mut gradient[head.v..], 3 * width);
 
-            copy_head_transposed(&qkv[head.v..], 3 * width, n, &mut turned);
+            transpose(&qkv[head.v..], 3 * width, size, &mut turned, n);
             matmul(&mut scores, n, dout, Matrix::new(&turned, size, n), false);
             let (dy, output) = (&dy[head.output..], &output[head.output..]);
             softmax_gradient(&mut scores, &probs, dy, output, size, width, self.scale());
@@ -147,15 +147,6 @@ impl Attention {
 fn copy_head(from: &[f32], stride: usize, size: usize, to: &mut [f32]) {
     for (from, to) in from.chunks(stride).zip(to.chunks_exact_mut(size)) {
         to.copy_from_slice(&from[..size]);
-    }
-}
-
-/// The same, transposed. `[size, tokens]`
-fn copy_head_transposed(from: &[f32], stride: usize, tokens: usize, to: &mut [f32]) {
-    for (token, from) in from.chunks(stride).take(tokens).enumerate() {
-        for (row, value) in to.chunks_exact_mut(tokens).zip(from) {
-            row[token] = *value;
-        }
     }
 }
 

@@ -242,14 +242,8 @@ fn sums(x: &[f32], dy: &[f32], y: Option<&[f32]>, mean: &[f32], rstd: &[f32]) ->
     let (mut dbeta, mut dgamma) = (vec![0.0f64; channels], vec![0.0f64; channels]);
     let (mut block_beta, mut block_gamma) = (vec![0.0f32; channels], vec![0.0f32; channels]);
     for (i, (x, dy)) in x.chunks(size).zip(dy.chunks(size)).enumerate() {
-        block_beta.fill(0.0);
-        block_gamma.fill(0.0);
-        match y {
-            Some(y) => {
-                masked_block_sums(x, dy, &y[i * size..][..x.len()], mean, &mut block_beta, &mut block_gamma);
-            }
-            None => block_sums(x, dy, mean, &mut block_beta, &mut block_gamma),
-        }
+        let y = y.map(|y| &y[i * size..][..x.len()]);
+        block_sums(x, dy, y, mean, &mut block_beta, &mut block_gamma);
         add_to_totals(&mut dbeta, &block_beta);
         add_to_totals(&mut dgamma, &block_gamma);
     }
@@ -261,23 +255,13 @@ vectorized! {
     /// Writes mean and sum of squared deviations from it, per channel, of one block of rows.
     fn block_statistics(block: &[f32], mean: &mut [f32], squares: &mut [f32]) {
         let channels = mean.len();
-        let squares = &mut squares[..channels];
-        mean.fill(0.0);
-        squares.fill(0.0);
-        for row in block.chunks_exact(channels) {
-            for (mean, value) in mean.iter_mut().zip(row) {
-                *mean += *value;
-            }
-        }
-        let inverse = 1.0 / (block.len() / channels) as f32;
-        for mean in mean.iter_mut() {
-            *mean *= inverse;
-        }
-        for row in block.chunks_exact(channels) {
-            for ((square, mean), value) in squares.iter_mut().zip(mean.iter()).zip(row) {
-                let deviation = *value - *mean;
-                *square = mul_add::<FMA>(deviation, deviation, *square);
-            }
+        let mut first = 0;
+        while first < channels {
+            first += match channels - first {
+                32.. => group_statistics::<FMA, 32>(block, channels, first, mean, squares),
+                8..32 => group_statistics::<FMA, 8>(block, channels, first, mean, squares),
+                _ => group_statistics::<FMA, 1>(block, channels, first, mean, squares),
+            };
         }
     }
 
@@ -318,28 +302,16 @@ vectorized! {
         }
     }
 
-    /// Adds the sums of `dy` and of `dy (x - mean)` over a block of rows.
-    fn block_sums(x: &[f32], dy: &[f32], mean: &[f32], beta: &mut [f32], gamma: &mut [f32]) {
+    /// Writes the sums of `g` and of `g (x - mean)` over a block of rows, where `g` is `dy`, masked by `y > 0` if given.
+    fn block_sums(x: &[f32], dy: &[f32], y: Option<&[f32]>, mean: &[f32], beta: &mut [f32], gamma: &mut [f32]) {
         let channels = mean.len();
-        let (beta, gamma) = (&mut beta[..channels], &mut gamma[..channels]);
-        for (x, dy) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)) {
-            for c in 0..channels {
-                beta[c] += dy[c];
-                gamma[c] = mul_add::<FMA>(dy[c], x[c] - mean[c], gamma[c]);
-            }
-        }
-    }
-
-    /// The same, where `y > 0`.
-    fn masked_block_sums(x: &[f32], dy: &[f32], y: &[f32], mean: &[f32], beta: &mut [f32], gamma: &mut [f32]) {
-        let channels = mean.len();
-        let (beta, gamma) = (&mut beta[..channels], &mut gamma[..channels]);
-        for ((x, dy), y) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)).zip(y.chunks_exact(channels)) {
-            for c in 0..channels {
-                let g = if y[c] > 0.0 { dy[c] } else { 0.0 };
-                beta[c] += g;
-                gamma[c] = mul_add::<FMA>(g, x[c] - mean[c], gamma[c]);
-            }
+        let mut first = 0;
+        while first < channels {
+            first += match channels - first {
+                32.. => group_sums::<FMA, 32>(x, dy, y, mean, first, beta, gamma),
+                8..32 => group_sums::<FMA, 8>(x, dy, y, mean, first, beta, gamma),
+                _ => group_sums::<FMA, 1>(x, dy, y, mean, first, beta, gamma),
+            };
         }
     }
 
@@ -372,6 +344,78 @@ vectorized! {
             }
         }
     }
+}
+
+// Channels go in groups of so many that their sums stay in registers. Each channel's order of additions is that of the rows, in any group.
+
+/// [`block_statistics`] of `N` channels from `first`; returns `N`.
+#[inline(always)]
+fn group_statistics<const FMA: bool, const N: usize>(
+    block: &[f32],
+    channels: usize,
+    first: usize,
+    mean: &mut [f32],
+    squares: &mut [f32],
+) -> usize {
+    let rows = block.len() / channels;
+    let mut sums = [0.0f32; N];
+    for row in 0..rows {
+        let values: &[f32; N] = block[row * channels + first..].first_chunk().expect("a group ends within a row");
+        for i in 0..N {
+            sums[i] += values[i];
+        }
+    }
+    let inverse = 1.0 / rows as f32;
+    for sum in &mut sums {
+        *sum *= inverse;
+    }
+    let mut deviations = [0.0f32; N];
+    for row in 0..rows {
+        let values: &[f32; N] = block[row * channels + first..].first_chunk().expect("a group ends within a row");
+        for i in 0..N {
+            let deviation = values[i] - sums[i];
+            deviations[i] = mul_add::<FMA>(deviation, deviation, deviations[i]);
+        }
+    }
+    mean[first..first + N].copy_from_slice(&sums);
+    squares[first..first + N].copy_from_slice(&deviations);
+    N
+}
+
+/// [`block_sums`] of `N` channels from `first`; returns `N`.
+#[inline(always)]
+fn group_sums<const FMA: bool, const N: usize>(
+    x: &[f32],
+    dy: &[f32],
+    y: Option<&[f32]>,
+    mean: &[f32],
+    first: usize,
+    beta: &mut [f32],
+    gamma: &mut [f32],
+) -> usize {
+    fn group<const N: usize>(values: &[f32], at: usize) -> &[f32; N] {
+        values[at..].first_chunk().expect("a group ends within a row")
+    }
+    let channels = mean.len();
+    let mean = *group::<N>(mean, first);
+    let (mut sums, mut dots) = ([0.0f32; N], [0.0f32; N]);
+    for row in 0..x.len() / channels {
+        let at = row * channels + first;
+        let (x, mut g) = (group::<N>(x, at), *group::<N>(dy, at));
+        if let Some(y) = y {
+            let y = group::<N>(y, at);
+            for i in 0..N {
+                g[i] = if y[i] > 0.0 { g[i] } else { 0.0 };
+            }
+        }
+        for i in 0..N {
+            sums[i] += g[i];
+            dots[i] = mul_add::<FMA>(g[i], x[i] - mean[i], dots[i]);
+        }
+    }
+    beta[first..first + N].copy_from_slice(&sums);
+    gamma[first..first + N].copy_from_slice(&dots);
+    N
 }
 
 /// Returns `value`, or `floor` if it is smaller; NaN stays NaN, so that a diverged network is seen.

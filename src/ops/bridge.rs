@@ -19,9 +19,10 @@ impl Operand {
     /// Unwraps a tensor, copying it if it is a view with gaps. `graph` tells whether the operation takes part in autodiff:
     /// true if any input of the operation is on an autodiff device; the other inputs are then constants.
     ///
-    /// Returns nothing for what these operations do not handle: other devices, other precisions, checkpointed graphs.
+    /// Returns nothing for what these operations do not handle: other devices, other precisions, checkpointed graphs, and
+    /// when the recipe asks for burn's operations.
     pub(super) fn new<const D: usize>(tensor: Tensor<D>, graph: bool) -> Option<Self> {
-        if tensor.dtype() != DType::F32 {
+        if tensor.dtype() != DType::F32 || super::config::is_plain() {
             return None;
         }
         let tracked = tensor.is_tracked();

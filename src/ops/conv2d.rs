@@ -5,7 +5,7 @@
 //!
 //! Activations are channels-last (`[batch, height, width, channels]`): windows are then runs of contiguous values, a 1x1
 //! convolution is one matrix product without a copy, and batch norm reduces over rows. Weights keep torch's layout. Two
-//! algorithms: [`super::im2col`], and [`super::winograd`] for 3x3 with stride 1 unless [`super::set_exact`] forbids it.
+//! algorithms: [`super::im2col`], and [`super::winograd`] for 3x3 with stride 1 unless [`super::OpsConfig`] forbids it.
 
 use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -99,7 +99,7 @@ impl Geometry {
 ///
 /// Worst errors in the tests against float64, output and gradients, relative to the largest value: 8.4e-7 by matrix product,
 /// 1.4e-6 by Winograd's algorithm (3x3,
-/// stride 1, padding 1, channels in multiples of 8); see [`super::set_exact`].
+/// stride 1, padding 1, channels in multiples of 8); see [`super::OpsConfig::exact`].
 ///
 /// # Panics
 /// Panics if the shapes do not fit together.
@@ -112,7 +112,7 @@ pub fn conv2d_nhwc(
     padding: [usize; 2],
 ) -> Tensor<4> {
     let g = Geometry::new(x.dims(), weight.dims(), stride, padding);
-    let fast = !super::is_exact() && winograd::applies(&g);
+    let fast = !super::config::is_exact() && winograd::applies(&g);
     run(x, weight, bias, g, fast)
 }
 

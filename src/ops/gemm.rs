@@ -130,18 +130,24 @@ pub(super) fn product(a: Matrix, b: Matrix) -> Vec<f32> {
 
 /// Copies the transposed matrix of a row-major one: products are fastest with both factors row-major, by 5 to 20 %.
 pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> WorkArea {
-    const SIDE: usize = 16; // a line of the cache in both
     let mut out = work_area(rows * columns);
+    transpose(values, columns, columns, &mut out, rows);
+    out
+}
+
+/// Transposes a matrix with rows of `columns` values that start `row_stride` apart; the result has rows of `rows` values.
+pub(super) fn transpose(values: &[f32], row_stride: usize, columns: usize, out: &mut [f32], rows: usize) {
+    const SIDE: usize = 16; // a line of the cache in both
     for row in (0..rows).step_by(SIDE) {
         for column in (0..columns).step_by(SIDE) {
-            for r in row..rows.min(row + SIDE) {
-                for c in column..columns.min(column + SIDE) {
-                    out[c * rows + r] = values[r * columns + c];
+            for c in column..columns.min(column + SIDE) {
+                let out = &mut out[c * rows..][row..rows.min(row + SIDE)];
+                for (r, out) in out.iter_mut().enumerate() {
+                    *out = values[(row + r) * row_stride + c];
                 }
             }
         }
     }
-    out
 }
 
 #[cfg(test)]

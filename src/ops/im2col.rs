@@ -11,7 +11,7 @@
 //! with stride 1 has `col = x`.
 
 use super::conv2d::Geometry;
-use super::gemm::{Matrix, matmul, product, transposed};
+use super::gemm::{Matrix, matmul, product, transpose, transposed};
 use super::memory::{WorkArea, buffer, work_area};
 use super::simd::add_assign;
 
@@ -66,14 +66,14 @@ pub(super) fn input_gradient(weight: &[f32], dy: &[f32], g: &Geometry) -> Vec<f3
 /// Computes the gradient of the weight.
 pub(super) fn weight_gradient(x: &[f32], dy: &[f32], g: &Geometry) -> Vec<f32> {
     let window = g.window();
-    let mut dw = buffer(g.out_channels * window);
     if g.is_pointwise() {
+        let mut dw = buffer(g.out_channels * window);
         let (x, dy) = (Matrix::new(x, g.pixels(), window), Matrix::new(dy, g.pixels(), g.out_channels));
         matmul(&mut dw, window, dy.t(), x, false);
         return dw;
     }
     let mut columns = work_area(g.block_lines(BLOCK) * g.out_width() * window);
-    let mut sums = work_area(dw.len());
+    let mut sums = work_area(g.out_channels * window);
     sums.fill(0.0);
     for lines in g.blocks(BLOCK) {
         let pixels = lines.len() * g.out_width();
@@ -82,8 +82,7 @@ pub(super) fn weight_gradient(x: &[f32], dy: &[f32], g: &Geometry) -> Vec<f32> {
         let dy = Matrix::new(&dy[lines.start * g.out_width() * g.out_channels..], pixels, g.out_channels);
         matmul(&mut sums, g.out_channels, Matrix::new(columns, pixels, window).t(), dy, true);
     }
-    each_tap(g, |to, o, at| dw[to] = sums[at * g.out_channels + o]);
-    dw
+    torch_order(&sums, g)
 }
 
 /// One row of a window: which columns of the input it covers and where they sit in the row.
@@ -152,28 +151,27 @@ fn scatter(columns: &[f32], g: &Geometry, lines: std::ops::Range<usize>, dx: &mu
 
 /// Reorders `[out, channels, kh, kw]` to `[kh, kw, channels, out]`.
 fn window_major(weight: &[f32], g: &Geometry) -> WorkArea {
-    let mut out = work_area(weight.len());
-    each_tap(g, |from, o, at| out[at * g.out_channels + o] = weight[from]);
-    out
+    let by_tap = out_major(weight, g);
+    transposed(&by_tap, g.out_channels, g.window())
 }
 
 /// Reorders `[out, channels, kh, kw]` to `[out, kh, kw, channels]`.
 fn out_major(weight: &[f32], g: &Geometry) -> WorkArea {
+    let taps = g.kernel[0] * g.kernel[1];
     let mut out = work_area(weight.len());
-    each_tap(g, |from, o, at| out[o * g.window() + at] = weight[from]);
+    for (from, to) in weight.chunks_exact(g.window().max(1)).zip(out.chunks_exact_mut(g.window().max(1))) {
+        transpose(from, taps, taps, to, g.channels);
+    }
     out
 }
 
-/// Calls `each(index, out, position in the window)` for each value of a weight in torch's layout.
-fn each_tap(g: &Geometry, mut each: impl FnMut(usize, usize, usize)) {
+/// Reorders `[kh, kw, channels, out]` to `[out, channels, kh, kw]`.
+fn torch_order(sums: &[f32], g: &Geometry) -> Vec<f32> {
     let taps = g.kernel[0] * g.kernel[1];
-    let mut index = 0;
-    for out in 0..g.out_channels {
-        for channel in 0..g.channels {
-            for tap in 0..taps {
-                each(index, out, tap * g.channels + channel);
-                index += 1;
-            }
-        }
+    let by_tap = transposed(sums, g.window(), g.out_channels);
+    let mut out = buffer(sums.len());
+    for (from, to) in by_tap.chunks_exact(g.window().max(1)).zip(out.chunks_exact_mut(g.window().max(1))) {
+        transpose(from, g.channels, g.channels, to, taps);
     }
+    out
 }

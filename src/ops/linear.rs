@@ -182,9 +182,12 @@ impl<const N: usize> Backward<Flex, N> for Linear {
     }
 }
 
+/// `phi(0)`
+const DENSITY_AT_0: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 / 2.0;
+
 vectorized! {
     /// `y = h + bias`
-    fn biased(h: &[f32], bias: &[f32], y: &mut [f32]) {
+    pub(super) fn biased(h: &[f32], bias: &[f32], y: &mut [f32]) {
         for (h, y) in h.chunks_exact(bias.len().max(1)).zip(y.chunks_exact_mut(bias.len().max(1))) {
             for ((y, h), bias) in y.iter_mut().zip(h).zip(bias) {
                 *y = *h + *bias;
@@ -200,7 +203,7 @@ vectorized! {
     }
 
     /// `y = h + bias + residual`
-    fn biased_sum(h: &[f32], bias: &[f32], residual: &[f32], y: &mut [f32]) {
+    pub(super) fn biased_sum(h: &[f32], bias: &[f32], residual: &[f32], y: &mut [f32]) {
         let width = bias.len().max(1);
         let rows = h.chunks_exact(width).zip(residual.chunks_exact(width)).zip(y.chunks_exact_mut(width));
         for ((h, residual), y) in rows {
@@ -211,16 +214,26 @@ vectorized! {
     }
 
     /// `y = h Phi(h)`
-    fn gelu(h: &[f32], y: &mut [f32]) {
+    pub(super) fn gelu(h: &[f32], y: &mut [f32]) {
         for (y, h) in y.iter_mut().zip(h) {
             let half = 0.5 * *h;
             *y = mul_add::<FMA>(half, erf::<FMA>(*h * std::f32::consts::FRAC_1_SQRT_2), half);
         }
     }
 
+    /// `y = h Phi(h)` and its slope `Phi(h) + h phi(h)`
+    pub(super) fn gelu_with_slope(h: &[f32], y: &mut [f32], slope: &mut [f32]) {
+        for ((y, slope), h) in y.iter_mut().zip(slope).zip(h) {
+            let (h, half) = (*h, 0.5 * *h);
+            let erf = erf::<FMA>(h * std::f32::consts::FRAC_1_SQRT_2);
+            *y = mul_add::<FMA>(half, erf, half);
+            let density = exp::<FMA>(-0.5 * h * h) * DENSITY_AT_0;
+            *slope = mul_add::<FMA>(h, density, mul_add::<FMA>(0.5, erf, 0.5));
+        }
+    }
+
     /// `dh = dy (Phi(h) + h phi(h))`
     fn gelu_gradient(h: &[f32], dy: &[f32], dh: &mut [f32]) {
-        const DENSITY_AT_0: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 / 2.0;
         for ((dh, h), dy) in dh.iter_mut().zip(h).zip(dy) {
             let h = *h;
             let distribution = mul_add::<FMA>(0.5, erf::<FMA>(h * std::f32::consts::FRAC_1_SQRT_2), 0.5);

@@ -7,6 +7,19 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
+/// Tells mimalloc, where it is the program's allocator, never to give freed pages back to the system.
+///
+/// Every step frees and asks for the same memory; by default mimalloc purges what was free for a second, and a step is longer.
+#[expect(unsafe_code)]
+pub fn keep_pages() {
+    /// `mi_option_purge_delay`, the same number in versions 2 and 3; the crate names stable options only.
+    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+    // SAFETY: sets a number that the allocator reads when it frees; any value is allowed, -1 means never.
+    unsafe {
+        libmimalloc_sys::mi_option_set(PURGE_DELAY, -1);
+    }
+}
+
 /// Returns a buffer for `len` values that the caller overwrites, every one, before reading it.
 ///
 /// Zeroing an output costs as much memory traffic as writing it. Tests fill the buffer with NaN, so a value that a kernel

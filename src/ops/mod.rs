@@ -14,9 +14,10 @@
 //!
 //! # Instruction sets
 //!
-//! Loops are written once and compiled for AVX2 with FMA and for the baseline (`simd`); the choice is made at run time. Fused
-//! multiply-adds round once, so the two differ in the last bit: one machine type gives one result. [`instruction_set`] names
-//! the path for the environment record. Matrix products are the `gemm` crate's, which chooses on its own.
+//! Loops are written once and compiled for AVX-512, for AVX2 with FMA and for the baseline (`simd`); the choice is made at run
+//! time. Fused multiply-adds round once, so the baseline differs in the last bit. Matrix products are the `gemm` crate's, which chooses in the
+//! same way and has its own order of additions for each: one machine type gives one result. [`instruction_set`] names the path for
+//! the environment record.
 
 #![allow(clippy::inline_always, reason = "a function takes on its caller's target features by being inlined")]
 #![allow(clippy::needless_range_loop, reason = "formulas with several tensors under one index")]
@@ -24,49 +25,36 @@
 mod attention;
 mod batch_norm;
 mod bridge;
+mod config;
 mod conv2d;
 mod gemm;
 mod im2col;
 mod layer_norm;
 mod linear;
 mod memory;
+mod mlp;
 mod pool;
-mod simd;
+pub(crate) mod simd;
 #[cfg(test)]
 mod testing;
 mod winograd;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 pub use attention::attention;
 pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_train};
+pub use config::{OpsConfig, configure};
 pub use conv2d::{conv2d, conv2d_nhwc, to_nchw, to_nhwc};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_gelu, linear_residual};
+pub use memory::keep_pages;
+pub use mlp::mlp;
 pub use pool::{max_pool2d_nhwc, mean_pool_nhwc};
 pub use simd::instruction_set;
-
-/// Set once, before the first pass; no recipe key sets it yet.
-static EXACT: AtomicBool = AtomicBool::new(false);
-
-/// Chooses between speed and the last digits: `true` computes every convolution as a plain matrix product, `false` (the
-/// default) lets 3x3 convolutions use Winograd's algorithm, whose error is up to twice as large (see [`conv2d_nhwc`]).
-///
-/// A process has one setting; call this before the first forward pass. A graph recorded before the call keeps its algorithm.
-pub fn set_exact(exact: bool) {
-    EXACT.store(exact, Ordering::Relaxed);
-}
-
-/// Tells what [`set_exact`] chose.
-pub fn is_exact() -> bool {
-    EXACT.load(Ordering::Relaxed)
-}
 
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, Tensor, activation};
 
-    use super::testing::{error, flat, values};
+    use super::testing::{error, flat, flatten, values};
     use super::{batch_norm, batch_norm_train, conv2d, conv2d_nhwc};
 
     const IMAGES: usize = 8;
@@ -149,6 +137,43 @@ mod tests {
             let grads = loss.backward();
             let read = |leaf: &Tensor<1>| leaf.grad(&grads).unwrap().cast(DType::F64).into_data().try_to_vec().unwrap();
             (network.leaves.iter().map(read).collect(), network.masks)
+        }
+    }
+
+    /// Half precision goes through burn's operations: the same type out, values near those of `f32`.
+    #[test]
+    fn half_precision_falls_back() {
+        let device = Device::flex();
+        let vector = |len: usize, seed: u64| flat(&values(len, seed), &device);
+        for dtype in [DType::F16, DType::BF16] {
+            let check = |what: &str, f: &dyn Fn(&[Tensor<1>]) -> Tensor<1>, inputs: &[Tensor<1>]| {
+                let full = f(inputs);
+                let half = f(&inputs.iter().map(|x| x.clone().cast(dtype)).collect::<Vec<_>>());
+                assert_eq!(half.dtype(), dtype, "{what}");
+                let error = (half.cast(DType::F32) - full).abs().max().into_scalar::<f32>();
+                assert!(error < 0.1, "{what} in {dtype:?} is off by {error}");
+            };
+            let linear = |t: &[Tensor<1>]| {
+                let (x, w) = (t[0].clone().reshape([3, 8]), t[1].clone().reshape([4, 8]));
+                flatten(super::linear_gelu(x, w, Some(t[2].clone())))
+            };
+            check("linear", &linear, &[vector(24, 1), vector(32, 2), vector(4, 3)]);
+            let attend = |t: &[Tensor<1>]| flatten(super::attention(t[0].clone().reshape([1, 5, 24]), 2));
+            check("attention", &attend, &[vector(120, 4)]);
+            let norm = |t: &[Tensor<1>]| {
+                flatten(super::layer_norm(t[0].clone().reshape([5, 8]), t[1].clone(), t[2].clone(), 1e-5))
+            };
+            check("layer norm", &norm, &[vector(40, 5), vector(8, 6), vector(8, 7)]);
+            let batch = |t: &[Tensor<1>]| {
+                let x = t[0].clone().reshape([6, 4]);
+                flatten(batch_norm_train(x, t[1].clone(), t[2].clone(), 1e-5, None, true).output)
+            };
+            check("batch norm", &batch, &[vector(24, 8), vector(4, 9), vector(4, 10)]);
+            let pool = |t: &[Tensor<1>]| {
+                let x = t[0].clone().reshape([1, 4, 4, 3]);
+                flatten(super::mean_pool_nhwc(super::max_pool2d_nhwc(x, [3, 3], [2, 2], [1, 1])))
+            };
+            check("pooling", &pool, &[vector(48, 11)]);
         }
     }
 

@@ -5,39 +5,59 @@ use std::sync::OnceLock;
 /// Interleaved partial sums of a reduction over a row; part of the definition of a result, not of its speed alone.
 pub(super) const LANES: usize = 32;
 
-/// Returns the name of the path that the loops take on this machine.
+/// What the loops are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// The target's baseline.
+    Baseline,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 (foundation), AVX2 and FMA.
+    Avx512,
+}
+
+/// Returns the name of the path that loops and matrix products take on this machine.
 pub fn instruction_set() -> &'static str {
-    if has_fma() {
-        "avx2+fma"
-    } else if cfg!(target_arch = "aarch64") {
-        "neon"
-    } else {
-        "portable"
+    match level() {
+        Level::Avx512 => "avx512f",
+        Level::Avx2 => "avx2+fma",
+        Level::Baseline if cfg!(target_arch = "aarch64") => "neon",
+        Level::Baseline => "portable",
     }
 }
 
-/// Tells whether the machine has AVX2 and FMA.
+/// Tells what the machine has.
 #[inline]
-pub(super) fn has_fma() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
+pub(crate) fn level() -> Level {
+    static FOUND: OnceLock<Level> = OnceLock::new();
     *FOUND.get_or_init(|| {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
-            // `AUTODIDACT_TEST_PORTABLE=1 cargo test ops` tests the baseline.
-            let portable = cfg!(test) && std::env::var_os("AUTODIDACT_TEST_PORTABLE").is_some();
-            !portable && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+            // `AUTODIDACT_TEST_SIMD=avx2 cargo test ops` tests a lower level; the matrix products stay as they are.
+            let highest = match std::env::var("AUTODIDACT_TEST_SIMD").as_deref() {
+                Ok("baseline") if cfg!(test) => Level::Baseline,
+                Ok("avx2") if cfg!(test) => Level::Avx2,
+                _ => Level::Avx512,
+            };
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let found = match (avx2, is_x86_feature_detected!("avx512f")) {
+                (true, true) => Level::Avx512,
+                (true, false) => Level::Avx2,
+                _ => Level::Baseline,
+            };
+            found.min(highest)
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         {
-            false
+            Level::Baseline
         }
     })
 }
 
-/// Compiles functions twice, for AVX2 with FMA and for the target's baseline, behind one name.
+/// Compiles functions for each [`Level`], behind one name.
 ///
-/// In a body the constant `FMA` tells which one it is; [`mul_add`] takes it. A body must be inlined into both, so what it
-/// calls is `#[inline(always)]`.
+/// In a body the constant `FMA` tells whether multiply-adds are fused; [`mul_add`] takes it; `WIDE` tells of AVX-512. Everything else is the same operations in the same
+/// order, so AVX2 and AVX-512 give the same bits. A body must be inlined into all, so what it calls is `#[inline(always)]`.
 macro_rules! vectorized {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => { $(
         $(#[$meta])*
@@ -45,26 +65,33 @@ macro_rules! vectorized {
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
-            fn body<const FMA: bool>($($arg: $ty),*) $(-> $ret)? $body
+            fn body<const FMA: bool, const WIDE: bool>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma")]
                 #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
-                    body::<true>($($arg),*)
+                    body::<true, false>($($arg),*)
                 }
-                if $crate::ops::simd::has_fma() {
-                    // SAFETY: the processor has the features that the function was compiled for.
-                    #[expect(unsafe_code)]
-                    return unsafe { avx2($($arg),*) };
+                #[target_feature(enable = "avx512f,avx2,fma")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    body::<true, true>($($arg),*)
+                }
+                // SAFETY: the processor has the features that the function was compiled for.
+                #[expect(unsafe_code)]
+                match $crate::ops::simd::level() {
+                    $crate::ops::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::ops::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::ops::simd::Level::Baseline => {}
                 }
             }
-            body::<{ cfg!(target_arch = "aarch64") }>($($arg),*)
+            body::<{ cfg!(target_arch = "aarch64") }, false>($($arg),*)
         }
     )* };
 }
-pub(super) use vectorized;
+pub(crate) use vectorized;
 
 /// Computes `a * b + c`, rounded once where the machine can.
 #[inline(always)]
@@ -155,6 +182,13 @@ vectorized! {
         }
     }
 
+    /// Multiplies a slice by another.
+    pub(super) fn multiply(to: &mut [f32], by: &[f32]) {
+        for (to, by) in to.iter_mut().zip(by) {
+            *to *= *by;
+        }
+    }
+
     /// Adds a row vector to each row.
     pub(super) fn add_row(rows: &mut [f32], row: &[f32]) {
         for values in rows.chunks_exact_mut(row.len().max(1)) {
@@ -196,17 +230,19 @@ pub(super) fn add_to_totals(totals: &mut [f64], sums: &[f32]) {
     }
 }
 
-/// Eight values of neighbouring channels in a register.
+/// Values of neighbouring channels in a register.
 ///
 /// # Safety of implementations
 ///
-/// `__m256` needs AVX and FMA: use it only below a function compiled for them (`vectorized!` with `FMA`).
-pub(super) trait Octet: Copy {
-    /// Reads eight values.
-    fn load(from: &[f32; 8]) -> Self;
-    /// Writes eight values.
-    fn store(self, to: &mut [f32; 8]);
-    /// Eight zeros.
+/// `__m256` needs AVX and FMA, `__m512` AVX-512: use them only below a function compiled for them (`vectorized!` with `FMA`, `WIDE`).
+pub(super) trait Lanes: Copy {
+    /// Number of values.
+    const WIDTH: usize;
+    /// Reads the first values of a slice.
+    fn load(from: &[f32]) -> Self;
+    /// Writes to the start of a slice.
+    fn store(self, to: &mut [f32]);
+    /// Zeros.
     fn zero() -> Self;
     /// `self + other`.
     fn add(self, other: Self) -> Self;
@@ -218,14 +254,15 @@ pub(super) trait Octet: Copy {
     fn add_scaled(self, factor: f32, other: Self) -> Self;
 }
 
-impl Octet for [f32; 8] {
+impl Lanes for [f32; 8] {
+    const WIDTH: usize = 8;
     #[inline(always)]
-    fn load(from: &[f32; 8]) -> Self {
-        *from
+    fn load(from: &[f32]) -> Self {
+        *from.first_chunk().expect("a whole register")
     }
     #[inline(always)]
-    fn store(self, to: &mut [f32; 8]) {
-        *to = self;
+    fn store(self, to: &mut [f32]) {
+        *to.first_chunk_mut().expect("a whole register") = self;
     }
     #[inline(always)]
     fn zero() -> Self {
@@ -253,47 +290,57 @@ impl Octet for [f32; 8] {
 mod x86 {
     #![expect(unsafe_code, reason = "intrinsics; the trait states when they may be used")]
     use std::arch::x86_64::{
-        __m256, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps,
-        _mm256_storeu_ps, _mm256_sub_ps,
+        __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
+        _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+        _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
     };
 
-    impl super::Octet for __m256 {
-        #[inline(always)]
-        fn load(from: &[f32; 8]) -> Self {
-            // SAFETY: eight readable values; AVX by the trait's condition, here and below.
-            unsafe { _mm256_loadu_ps(from.as_ptr()) }
-        }
-        #[inline(always)]
-        fn store(self, to: &mut [f32; 8]) {
-            // SAFETY: eight writable values.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), self) }
-        }
-        #[inline(always)]
-        fn zero() -> Self {
-            // SAFETY: registers only, as in the rest.
-            unsafe { _mm256_setzero_ps() }
-        }
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            // SAFETY: registers only.
-            unsafe { _mm256_add_ps(self, other) }
-        }
-        #[inline(always)]
-        fn sub(self, other: Self) -> Self {
-            // SAFETY: registers only.
-            unsafe { _mm256_sub_ps(self, other) }
-        }
-        #[inline(always)]
-        fn scale(self, factor: f32) -> Self {
-            // SAFETY: registers only.
-            unsafe { _mm256_mul_ps(self, _mm256_set1_ps(factor)) }
-        }
-        #[inline(always)]
-        fn add_scaled(self, factor: f32, other: Self) -> Self {
-            // SAFETY: registers only.
-            unsafe { _mm256_fmadd_ps(_mm256_set1_ps(factor), other, self) }
-        }
+    macro_rules! lanes {
+        ($register:ty, $width:literal, $load:ident $store:ident $zero:ident $set1:ident $add:ident $sub:ident $mul:ident $fmadd:ident) => {
+            impl super::Lanes for $register {
+                const WIDTH: usize = $width;
+                #[inline(always)]
+                fn load(from: &[f32]) -> Self {
+                    let from: &[f32; $width] = from.first_chunk().expect("a whole register");
+                    // SAFETY: so many readable values; the instructions by the trait's condition, here and below.
+                    unsafe { $load(from.as_ptr()) }
+                }
+                #[inline(always)]
+                fn store(self, to: &mut [f32]) {
+                    let to: &mut [f32; $width] = to.first_chunk_mut().expect("a whole register");
+                    // SAFETY: so many writable values.
+                    unsafe { $store(to.as_mut_ptr(), self) }
+                }
+                #[inline(always)]
+                fn zero() -> Self {
+                    // SAFETY: registers only, as in the rest.
+                    unsafe { $zero() }
+                }
+                #[inline(always)]
+                fn add(self, other: Self) -> Self {
+                    // SAFETY: registers only.
+                    unsafe { $add(self, other) }
+                }
+                #[inline(always)]
+                fn sub(self, other: Self) -> Self {
+                    // SAFETY: registers only.
+                    unsafe { $sub(self, other) }
+                }
+                #[inline(always)]
+                fn scale(self, factor: f32) -> Self {
+                    // SAFETY: registers only.
+                    unsafe { $mul(self, $set1(factor)) }
+                }
+                #[inline(always)]
+                fn add_scaled(self, factor: f32, other: Self) -> Self {
+                    // SAFETY: registers only.
+                    unsafe { $fmadd($set1(factor), other, self) }
+                }
+            }
+        };
     }
+    lanes!(__m256, 8, _mm256_loadu_ps _mm256_storeu_ps _mm256_setzero_ps _mm256_set1_ps _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_fmadd_ps);
+    lanes!(__m512, 16, _mm512_loadu_ps _mm512_storeu_ps _mm512_setzero_ps _mm512_set1_ps _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_fmadd_ps);
 }
 
 #[cfg(test)]

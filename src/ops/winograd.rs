@@ -27,7 +27,7 @@ use std::ops::Range;
 use super::conv2d::Geometry;
 use super::gemm::{Matrix, matmul};
 use super::memory::{WorkArea, buffer, work_area};
-use super::simd::{Octet, vectorized};
+use super::simd::{Lanes, vectorized};
 
 /// Tiles per block (at least one line of tiles): what is transformed, multiplied and transformed back while in the cache.
 const BLOCK: usize = 128;
@@ -62,7 +62,7 @@ pub(super) fn applies(g: &Geometry) -> bool {
 
 /// `B^T d`
 #[inline(always)]
-fn input<T: Octet>(d: [T; 6]) -> [T; 6] {
+fn input<T: Lanes>(d: [T; 6]) -> [T; 6] {
     let even_a = d[4].add_scaled(-B2, d[2]);
     let odd_a = d[3].add_scaled(-B2, d[1]).scale(A);
     let even_b = d[4].add_scaled(-A2, d[2]);
@@ -79,7 +79,7 @@ fn input<T: Octet>(d: [T; 6]) -> [T; 6] {
 
 /// `B v`
 #[inline(always)]
-fn input_transposed<T: Octet>(v: [T; 6]) -> [T; 6] {
+fn input_transposed<T: Lanes>(v: [T; 6]) -> [T; 6] {
     let (sum_a, diff_a) = (v[1].add(v[2]), v[1].sub(v[2]));
     let (sum_b, diff_b) = (v[3].add(v[4]), v[3].sub(v[4]));
     [
@@ -94,7 +94,7 @@ fn input_transposed<T: Octet>(v: [T; 6]) -> [T; 6] {
 
 /// `A^T m`
 #[inline(always)]
-fn output<T: Octet>(m: [T; 6]) -> [T; 4] {
+fn output<T: Lanes>(m: [T; 6]) -> [T; 4] {
     let (sum_a, diff_a) = (m[1].add(m[2]), m[1].sub(m[2]));
     let (sum_b, diff_b) = (m[3].add(m[4]), m[3].sub(m[4]));
     [
@@ -107,7 +107,7 @@ fn output<T: Octet>(m: [T; 6]) -> [T; 4] {
 
 /// `A y`
 #[inline(always)]
-fn output_transposed<T: Octet>(y: [T; 4]) -> [T; 6] {
+fn output_transposed<T: Lanes>(y: [T; 4]) -> [T; 6] {
     let even_a = y[0].add_scaled(A2, y[2]);
     let odd_a = y[1].scale(A).add_scaled(A2 * A, y[3]);
     let even_b = y[0].add_scaled(B2, y[2]);
@@ -117,7 +117,7 @@ fn output_transposed<T: Octet>(y: [T; 4]) -> [T; 6] {
 
 /// `G w`
 #[inline(always)]
-fn filter<T: Octet>(w: [T; 3]) -> [T; 6] {
+fn filter<T: Lanes>(w: [T; 3]) -> [T; 6] {
     let even_a = w[0].scale(1.0 / NORM_A).add_scaled(A2 / NORM_A, w[2]);
     let even_b = w[0].scale(1.0 / NORM_B).add_scaled(B2 / NORM_B, w[2]);
     let (odd_a, odd_b) = (w[1].scale(A / NORM_A), w[1].scale(B / NORM_B));
@@ -126,7 +126,7 @@ fn filter<T: Octet>(w: [T; 3]) -> [T; 6] {
 
 /// `G^T u`
 #[inline(always)]
-fn filter_transposed<T: Octet>(u: [T; 6]) -> [T; 3] {
+fn filter_transposed<T: Lanes>(u: [T; 6]) -> [T; 3] {
     let (sum_a, diff_a) = (u[1].add(u[2]), u[1].sub(u[2]));
     let (sum_b, diff_b) = (u[3].add(u[4]), u[3].sub(u[4]));
     [
@@ -170,36 +170,35 @@ impl Tiles {
         (start, before..len.min((size + margin).saturating_sub(first)).max(before))
     }
 
-    /// Calls `each(image, tile row, tile column, offset in a plane)` for the tiles of some lines.
-    #[inline(always)]
-    fn each(&self, lines: Range<usize>, mut each: impl FnMut(usize, usize, usize, usize)) {
-        let mut at = 0;
-        for line in lines {
-            for column in 0..self.across {
-                each(line / self.down, line % self.down, column, at);
-                at += self.channels;
-            }
-        }
+    /// Lists image, tile row, tile column and offset in a plane of the tiles of some lines.
+    fn list(self, lines: Range<usize>) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+        let tiles = lines.flat_map(move |line| (0..self.across).map(move |column| (line, column)));
+        tiles
+            .enumerate()
+            .map(move |(tile, (line, column))| (line / self.down, line % self.down, column, tile * self.channels))
     }
 }
 
+// No register is touched in a closure below: one that is not inlined would be compiled without the instruction set of the function around
+// it, and every intrinsic in it as a call.
+
 #[inline(always)]
-fn load<T: Octet>(from: &[f32], at: usize) -> T {
-    T::load(from[at..].first_chunk().expect("channels are a multiple of 8"))
+fn load<T: Lanes>(from: &[f32], at: usize) -> T {
+    T::load(&from[at..])
 }
 
 #[inline(always)]
-fn store<T: Octet>(value: T, to: &mut [f32], at: usize) {
-    value.store(to[at..].first_chunk_mut().expect("channels are a multiple of 8"));
+fn store<T: Lanes>(value: T, to: &mut [f32], at: usize) {
+    value.store(&mut to[at..]);
 }
 
 /// `x -> V = B^T d B`
 #[inline(always)]
-fn transform_input<T: Octet>(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
-    t.each(lines, |image, row, column, at| {
+fn transform_input<T: Lanes>(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
+    for (image, row, column, at) in t.list(lines) {
         let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
         let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
-        for channel in (0..t.channels).step_by(8) {
+        for channel in (0..t.channels).step_by(T::WIDTH) {
             let mut half = [[T::zero(); IN]; IN]; // [column][row frequency]
             for s in columns.clone() {
                 let mut from = t.pixel(image, y0, x0 + s - columns.start) + channel;
@@ -218,20 +217,23 @@ fn transform_input<T: Octet>(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [
                 }
             }
         }
-    });
+    }
 }
 
 /// `dV -> dx += B dV B^T`; clears an image when it comes to its first line.
 #[inline(always)]
-fn transform_input_back<T: Octet>(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
-    t.each(lines, |image, row, column, at| {
+fn transform_input_back<T: Lanes>(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
+    for (image, row, column, at) in t.list(lines) {
         if row == 0 && column == 0 {
             dx[t.pixel(image, 0, 0)..t.pixel(image + 1, 0, 0)].fill(0.0);
         }
         let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
         let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
-        for channel in (0..t.channels).step_by(8) {
-            let half = columns_of(v, plane, at + channel, input_transposed::<T>); // [column frequency][row]
+        for channel in (0..t.channels).step_by(T::WIDTH) {
+            let mut half = columns_of::<T>(v, plane, at + channel); // [column frequency][row]
+            for column in &mut half {
+                *column = input_transposed(*column);
+            }
             for r in rows.clone() {
                 let d = input_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
                 let mut to = t.pixel(image, y0 + r - rows.start, x0) + channel;
@@ -241,17 +243,21 @@ fn transform_input_back<T: Octet>(v: &[f32], plane: usize, t: Tiles, lines: Rang
                 }
             }
         }
-    });
+    }
 }
 
 /// `M -> y = A^T M A`
 #[inline(always)]
-fn transform_output<T: Octet>(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
-    t.each(lines, |image, row, column, at| {
+fn transform_output<T: Lanes>(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
+    for (image, row, column, at) in t.list(lines) {
         let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
         let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
-        for channel in (0..t.channels).step_by(8) {
-            let half = columns_of(m, plane, at + channel, output::<T>); // [column frequency][row]
+        for channel in (0..t.channels).step_by(T::WIDTH) {
+            let tile = columns_of::<T>(m, plane, at + channel);
+            let mut half = [[T::zero(); OUT]; IN]; // [column frequency][row]
+            for s in 0..IN {
+                half[s] = output(tile[s]);
+            }
             for r in rows.clone() {
                 let d = output([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
                 let mut to = t.pixel(image, y0 + r, x0) + channel;
@@ -261,16 +267,16 @@ fn transform_output<T: Octet>(m: &[f32], plane: usize, t: Tiles, lines: Range<us
                 }
             }
         }
-    });
+    }
 }
 
 /// `dy -> dM = A dy A^T`
 #[inline(always)]
-fn transform_output_back<T: Octet>(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
-    t.each(lines, |image, row, column, at| {
+fn transform_output_back<T: Lanes>(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
+    for (image, row, column, at) in t.list(lines) {
         let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
         let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
-        for channel in (0..t.channels).step_by(8) {
+        for channel in (0..t.channels).step_by(T::WIDTH) {
             let mut half = [[T::zero(); IN]; OUT]; // [column][row frequency]
             for s in columns.clone() {
                 let mut from = t.pixel(image, y0, x0 + s) + channel;
@@ -289,33 +295,26 @@ fn transform_output_back<T: Octet>(dy: &[f32], t: Tiles, lines: Range<usize>, m:
                 }
             }
         }
-    });
+    }
 }
 
-/// Reads the 36 values of a tile and transforms its columns.
+/// Reads the 36 values of a tile. `[column][row]`
 #[inline(always)]
-fn columns_of<T: Octet, const N: usize>(
-    planes: &[f32],
-    plane: usize,
-    at: usize,
-    transform: impl Fn([T; IN]) -> [T; N],
-) -> [[T; N]; IN] {
-    let mut half = [[T::zero(); N]; IN];
-    for (s, half) in half.iter_mut().enumerate() {
-        let mut d = [T::zero(); IN];
+fn columns_of<T: Lanes>(planes: &[f32], plane: usize, at: usize) -> [[T; IN]; IN] {
+    let mut columns = [[T::zero(); IN]; IN];
+    for (s, column) in columns.iter_mut().enumerate() {
         let mut from = at + s * plane;
-        for value in &mut d {
+        for value in column {
             *value = load(planes, from);
             from += IN * plane;
         }
-        *half = transform(d);
     }
-    half
+    columns
 }
 
 /// `w -> U = G w G^T` for each pair of channels; planes `[out, channel]`, the order in which the weight is read.
 #[inline(always)]
-fn transform_filter<T: Octet>(w: &[f32], u: &mut [f32], plane: usize) {
+fn transform_filter<T: Lanes>(w: &[f32], u: &mut [f32], plane: usize) {
     for (octet, w) in w.chunks_exact(72).enumerate() {
         let mut taps = [[0.0f32; 8]; 9]; // eight filters side by side
         for (lane, w) in w.chunks_exact(9).enumerate() {
@@ -323,7 +322,6 @@ fn transform_filter<T: Octet>(w: &[f32], u: &mut [f32], plane: usize) {
                 taps[tap][lane] = *value;
             }
         }
-        // No closures here: one that is not inlined would be compiled without AVX, and the intrinsics in it as calls.
         let mut half = [[T::zero(); IN]; 3]; // [column][row frequency]
         for (s, half) in half.iter_mut().enumerate() {
             *half = filter([T::load(&taps[s]), T::load(&taps[3 + s]), T::load(&taps[6 + s])]);
@@ -340,9 +338,13 @@ fn transform_filter<T: Octet>(w: &[f32], u: &mut [f32], plane: usize) {
 
 /// `dU -> dw = G^T dU G`
 #[inline(always)]
-fn transform_filter_back<T: Octet>(u: &[f32], plane: usize, dw: &mut [f32]) {
+fn transform_filter_back<T: Lanes>(u: &[f32], plane: usize, dw: &mut [f32]) {
     for (octet, w) in dw.chunks_exact_mut(72).enumerate() {
-        let half = columns_of(u, plane, octet * 8, filter_transposed::<T>);
+        let tile = columns_of::<T>(u, plane, octet * 8);
+        let mut half = [[T::zero(); 3]; IN];
+        for s in 0..IN {
+            half[s] = filter_transposed(tile[s]);
+        }
         let mut taps = [[0.0f32; 8]; 9];
         for r in 0..3 {
             let values = filter_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
@@ -358,12 +360,17 @@ fn transform_filter_back<T: Octet>(u: &[f32], plane: usize, dw: &mut [f32]) {
     }
 }
 
-/// Calls a generic transform with the register type of this instruction set.
-macro_rules! with_octet {
-    ($fma:ident, $transform:ident($($arg:expr),*)) => {{
+/// Calls a generic transform with the register type of this instruction set; a wide one where it divides the channels.
+macro_rules! with_lanes {
+    ($fma:ident, $wide:expr, $transform:ident($($arg:expr),*)) => {{
         #[cfg(target_arch = "x86_64")]
-        if $fma {
-            return $transform::<std::arch::x86_64::__m256>($($arg),*);
+        {
+            if $wide {
+                return $transform::<std::arch::x86_64::__m512>($($arg),*);
+            }
+            if $fma {
+                return $transform::<std::arch::x86_64::__m256>($($arg),*);
+            }
         }
         $transform::<[f32; 8]>($($arg),*);
     }};
@@ -371,22 +378,22 @@ macro_rules! with_octet {
 
 vectorized! {
     fn input_to_v(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
-        with_octet!(FMA, transform_input(x, t, lines, v, plane));
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input(x, t, lines, v, plane));
     }
     fn dv_to_input(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
-        with_octet!(FMA, transform_input_back(v, plane, t, lines, dx));
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input_back(v, plane, t, lines, dx));
     }
     fn m_to_output(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
-        with_octet!(FMA, transform_output(m, plane, t, lines, y));
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output(m, plane, t, lines, y));
     }
     fn output_to_dm(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
-        with_octet!(FMA, transform_output_back(dy, t, lines, m, plane));
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output_back(dy, t, lines, m, plane));
     }
     fn filter_to_u(w: &[f32], u: &mut [f32], plane: usize) {
-        with_octet!(FMA, transform_filter(w, u, plane));
+        with_lanes!(FMA, false, transform_filter(w, u, plane));
     }
     fn du_to_filter(u: &[f32], plane: usize, dw: &mut [f32]) {
-        with_octet!(FMA, transform_filter_back(u, plane, dw));
+        with_lanes!(FMA, false, transform_filter_back(u, plane, dw));
     }
 }
 

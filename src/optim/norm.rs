@@ -2,17 +2,26 @@
 
 use std::array;
 
+use crate::ops::simd::vectorized;
+
 /// Independent accumulators: what vector units of 512 bits add at once, and enough to hide the latency of narrower ones.
 const LANES: usize = 8;
 
-/// Returns the sum of squares in `f64`.
-///
-/// The order is fixed: element `i` goes to lane `i % 8`, each lane adds from left to right, and the lanes are added as
-/// `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`. A square of an `f32` is exact in `f64`, so only the additions round.
-#[must_use]
-pub fn sum_of_squares(values: &[f32]) -> f64 {
-    let (rows, rest) = values.as_chunks();
-    add_squares(rows.iter().copied(), rest.iter().copied())
+vectorized! {
+    /// Returns the sum of squares in `f64`.
+    ///
+    /// The order is fixed: element `i` goes to lane `i % 8`, each lane adds from left to right, and the lanes are added as
+    /// `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`. A square of an `f32` is exact in `f64`, so only the additions round.
+    pub fn sum_of_squares(values: &[f32]) -> f64 {
+        let (rows, rest) = values.as_chunks::<LANES>();
+        let mut lanes = [0.0f64; LANES];
+        for row in rows {
+            for i in 0..LANES {
+                lanes[i] += f64::from(row[i]) * f64::from(row[i]);
+            }
+        }
+        add_rest(lanes, rest.iter().copied())
+    }
 }
 
 /// Returns the Euclidean norm; see [`sum_of_squares`] for the order of additions.
@@ -38,6 +47,11 @@ fn add_squares(rows: impl Iterator<Item = [f32; LANES]>, rest: impl Iterator<Ite
             *lane += f64::from(value) * f64::from(value);
         }
     }
+    add_rest(lanes, rest)
+}
+
+#[inline(always)]
+fn add_rest(mut lanes: [f64; LANES], rest: impl Iterator<Item = f32>) -> f64 {
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane += f64::from(value) * f64::from(value);
     }

@@ -6,6 +6,7 @@
 use super::config::OptimizerConfig;
 use super::norm::{norm, norm_of_sum};
 use super::params::{Group, Groups, ParamSpec};
+use crate::ops::simd::vectorized;
 
 /// An optimizer with its state.
 #[derive(Clone, Debug)]
@@ -86,9 +87,10 @@ impl Optimizer {
             let (weights, gradients) = (&mut weights[range.clone()], &gradients[range.clone()]);
             let lr = lr * group.lr_scale;
             match &mut self.rule {
-                Rule::Sgd { momentum: 0.0, .. } => descend(weights, gradients, group, lr),
+                Rule::Sgd { momentum: 0.0, .. } => descend(weights, gradients, group.weight_decay as f32, lr as f32),
                 Rule::Sgd { momentum, nesterov, buffer } => {
-                    sgd(weights, gradients, &mut buffer[range], group, *momentum, *nesterov, lr);
+                    let (decay, momentum) = (group.weight_decay as f32, *momentum as f32);
+                    sgd(weights, gradients, &mut buffer[range], decay, momentum, *nesterov, lr as f32);
                 }
                 Rule::AdamW { betas, eps, mean, square } => {
                     let moments = (&mut mean[range.clone()], &mut square[range]);
@@ -166,31 +168,46 @@ impl Optimizer {
     }
 }
 
-/// Plain gradient descent: `p -= lr * (g + wd * p)`.
-fn descend(weights: &mut [f32], gradients: &[f32], group: &Group, lr: f64) {
-    let (decay, lr) = (group.weight_decay as f32, lr as f32);
-    for (p, &g) in weights.iter_mut().zip(gradients) {
-        *p -= lr * (g + decay * *p);
+vectorized! {
+    /// Plain gradient descent: `p -= lr * (g + wd * p)`.
+    fn descend(weights: &mut [f32], gradients: &[f32], decay: f32, lr: f32) {
+        for (p, &g) in weights.iter_mut().zip(gradients) {
+            *p -= lr * (g + decay * *p);
+        }
     }
-}
 
-/// torch's SGD with dampening 0: `d = g + wd * p; m = momentum * m + d; p -= lr * m`, or `p -= lr * (d + momentum * m)` for Nesterov.
-///
-/// torch's buffer is the first gradient itself; starting from zero gives the same.
-fn sgd(
-    weights: &mut [f32],
-    gradients: &[f32],
-    buffer: &mut [f32],
-    group: &Group,
-    momentum: f64,
-    nesterov: bool,
-    lr: f64,
-) {
-    let (decay, momentum, lr) = (group.weight_decay as f32, momentum as f32, lr as f32);
-    for ((p, &g), m) in weights.iter_mut().zip(gradients).zip(buffer) {
-        let d = g + decay * *p;
-        *m = momentum * *m + d;
-        *p -= lr * if nesterov { d + momentum * *m } else { *m };
+    /// torch's SGD with dampening 0: `d = g + wd * p; m = momentum * m + d; p -= lr * m`, or `p -= lr * (d + momentum * m)` for Nesterov.
+    ///
+    /// torch's buffer is the first gradient itself; starting from zero gives the same.
+    fn sgd(weights: &mut [f32], gradients: &[f32], buffer: &mut [f32], decay: f32, momentum: f32, nesterov: bool, lr: f32) {
+        for ((p, &g), m) in weights.iter_mut().zip(gradients).zip(buffer) {
+            let d = g + decay * *p;
+            *m = momentum * *m + d;
+            *p -= lr * if nesterov { d + momentum * *m } else { *m };
+        }
+    }
+
+    /// The elements of [`adamw`]: decay, moments, step.
+    fn adamw_elements(
+        weights: &mut [f32], gradients: &[f32], mean: &mut [f32], square: &mut [f32],
+        take1: f32, beta2: f32, take2: f32, keep: f32, size: f32, root: f32, eps: f32,
+    ) {
+        for (((p, &g), m), v) in weights.iter_mut().zip(gradients).zip(mean).zip(square) {
+            *m += take1 * (g - *m);
+            *v = beta2 * *v + take2 * g * g;
+            *p = keep * *p - size * *m / (v.sqrt() / root + eps);
+        }
+    }
+
+    /// The elements of [`lars`].
+    fn lars_elements(
+        weights: &mut [f32], gradients: &[f32], buffer: &mut [f32], decay: f32, ratio: f32, momentum: f32, lr: f32,
+    ) {
+        for ((p, &g), m) in weights.iter_mut().zip(gradients).zip(buffer) {
+            let d = (g + decay * *p) * ratio;
+            *m = momentum * *m + d;
+            *p -= lr * *m;
+        }
     }
 }
 
@@ -212,11 +229,7 @@ fn adamw(
     let size = (lr / correction(beta1)) as f32;
     let root = correction(beta2).sqrt() as f32;
     let (take1, beta2, take2, eps) = ((1.0 - beta1) as f32, beta2 as f32, (1.0 - beta2) as f32, eps as f32);
-    for (((p, &g), m), v) in weights.iter_mut().zip(gradients).zip(mean).zip(square) {
-        *m += take1 * (g - *m);
-        *v = beta2 * *v + take2 * g * g;
-        *p = keep * *p - size * *m / (v.sqrt() / root + eps);
-    }
+    adamw_elements(weights, gradients, mean, square, take1, beta2, take2, keep, size, root, eps);
 }
 
 /// LARS as released with MoCo v3, BYOL, Barlow Twins and `VICReg`: `d = g + wd * p`; if the parameter is adapted and neither norm is zero,
@@ -234,11 +247,7 @@ fn lars(weights: &mut [f32], gradients: &[f32], buffer: &mut [f32], group: &Grou
         }
     }
     let (momentum, ratio, lr) = (momentum as f32, ratio as f32, lr as f32);
-    for ((p, &g), m) in weights.iter_mut().zip(gradients).zip(buffer) {
-        let d = (g + decay * *p) * ratio;
-        *m = momentum * *m + d;
-        *p -= lr * *m;
-    }
+    lars_elements(weights, gradients, buffer, decay, ratio, momentum, lr);
 }
 
 #[cfg(test)]

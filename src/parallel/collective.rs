@@ -35,14 +35,39 @@ pub trait Collective: Send {
     /// When a rank has failed.
     fn all_gather_f64(&self, values: Vec<f64>) -> Result<Vec<f64>, Aborted>;
 
-    /// Finishes the canonical tree over `leaves` micro-batches from the complete nodes of every rank; all ranks get the total.
+    /// Tells whether this rank is the first of its process: the one that keeps what a process needs once.
+    fn leads(&self) -> bool;
+
+    /// Finishes the canonical tree over `leaves` micro-batches from the complete nodes of every rank. The first rank of each
+    /// process gets the total, the others nothing.
     ///
     /// # Errors
     /// When a rank has failed.
-    fn all_reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Vec<f32>, Aborted>;
+    fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted>;
+
+    /// Gives every rank of this process what its first rank has; the others bring nothing. See [`share_value`].
+    ///
+    /// # Errors
+    /// When a rank has failed.
+    fn share(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
 
     /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
     fn abort(&self, reason: &str);
+}
+
+/// A value that rank threads of one process have in common.
+pub type Shared = Arc<dyn Any + Send + Sync>;
+
+/// Gives every rank of this process the value that its first rank makes.
+///
+/// # Errors
+/// When a rank has failed.
+///
+/// # Panics
+/// If ranks do not call the same operations in the same order.
+pub fn share_value<T: Send + Sync + 'static>(ranks: &dyn Collective, value: Option<T>) -> Result<Arc<T>, Aborted> {
+    let shared = ranks.share(value.map(|value| Arc::new(value) as Shared))?;
+    Ok(shared.downcast().expect("ranks call the same operation"))
 }
 
 /// A rank that is a thread of this process.
@@ -62,8 +87,8 @@ struct World {
 /// One exchange at a time: ranks deposit, the last one publishes, all collect; then the next may start.
 #[derive(Debug)]
 struct Exchange {
-    deposits: Vec<Option<Arc<dyn Any + Send + Sync>>>,
-    published: Option<Vec<Arc<dyn Any + Send + Sync>>>,
+    deposits: Vec<Option<Shared>>,
+    published: Option<Vec<Shared>>,
     collected: usize,
     aborted: Option<Aborted>,
 }
@@ -125,7 +150,10 @@ impl ThreadRank {
         if self.world.size == 1 {
             return Ok(values);
         }
-        Ok(self.exchange(values)?.iter().flat_map(|part| part.iter().cloned()).collect())
+        let parts = self.exchange(values)?;
+        let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+        parts.iter().for_each(|part| all.extend_from_slice(part));
+        Ok(all)
     }
 }
 
@@ -146,14 +174,18 @@ impl Collective for ThreadRank {
         self.gather(values)
     }
 
-    fn all_reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Vec<f32>, Aborted> {
+    fn leads(&self) -> bool {
+        self.rank == 0
+    }
+
+    fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted> {
         let finish = |nodes: &mut dyn Iterator<Item = Node<f32>>| {
             let mut sum = TreeSum::new(leaves);
             nodes.for_each(|node| sum.push(node));
             sum.finish()
         };
         if self.world.size == 1 {
-            return Ok(finish(&mut nodes.into_iter()));
+            return Ok(Some(finish(&mut nodes.into_iter())));
         }
         // each rank adds up its share of the elements, then the shares are put together
         let length = nodes.first().map_or(0, |node| node.values.len());
@@ -162,7 +194,21 @@ impl Collective for ThreadRank {
         let parts = all.iter().flat_map(|nodes| nodes.iter());
         let cut = |node: &Node<f32>| Node { values: node.values[mine.clone()].to_vec(), ..*node };
         let reduced = finish(&mut parts.map(cut));
-        self.gather(reduced)
+        drop(all);
+        let shares = self.exchange(reduced)?;
+        Ok(self.leads().then(|| {
+            let mut total = Vec::with_capacity(length);
+            shares.iter().for_each(|share| total.extend_from_slice(share));
+            total
+        }))
+    }
+
+    fn share(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
+        if self.world.size == 1 {
+            return Ok(value.expect("the first rank brings the value"));
+        }
+        let all = self.exchange(value)?;
+        Ok((*all[0]).clone().expect("the first rank brings the value"))
     }
 
     fn abort(&self, reason: &str) {
@@ -270,15 +316,27 @@ mod tests {
                     let work = |rank: ThreadRank| {
                         let mut sum = TreeSum::new(leaves);
                         share(leaves, rank.rank(), size).for_each(|i| sum.push_leaf(i, leaf(i)));
-                        rank.all_reduce(leaves, sum.into_nodes()).map_err(|e| e.to_string())
+                        rank.reduce(leaves, sum.into_nodes()).map_err(|e| e.to_string())
                     };
                     let mut all = run(size, work).unwrap();
-                    all.dedup();
-                    assert_eq!(all.len(), 1, "all ranks agree");
-                    all.remove(0)
+                    assert!(all[1..].iter().all(Option::is_none), "one copy in a process");
+                    all.swap_remove(0).unwrap()
                 })
                 .collect();
             assert!(totals.windows(2).all(|pair| pair[0] == pair[1]), "{leaves} leaves");
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_process_share_one_value() {
+        for size in [1, 2, 3] {
+            let all = run(size, |rank| {
+                let mine = rank.leads().then(|| vec![rank.rank() as f32 + 7.0]);
+                share_value(&rank, mine).map_err(|e| e.to_string())
+            })
+            .unwrap();
+            assert_eq!(all.len(), size);
+            assert!(all.iter().all(|value| Arc::ptr_eq(value, &all[0]) && **value == [7.0]));
         }
     }
 

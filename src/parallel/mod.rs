@@ -3,5 +3,5 @@
 mod collective;
 mod tree;
 
-pub use collective::{Aborted, Collective, ThreadRank, run_ranks};
+pub use collective::{Aborted, Collective, Shared, ThreadRank, run_ranks, share_value};
 pub use tree::{Node, TreeSum, share};

@@ -27,6 +27,7 @@ use crate::engine::{BatchConfig, CheckpointConfig, EmaConfig, LogConfig};
 use crate::eval::EvalConfig;
 use crate::method::MethodConfig;
 use crate::model::BackboneConfig;
+use crate::ops::OpsConfig;
 use crate::optim::{OptimizerConfig, ScheduleConfig};
 
 /// A complete run.
@@ -53,6 +54,9 @@ pub struct Recipe {
     pub optimizer: OptimizerConfig,
     /// Duration and learning rate.
     pub schedule: ScheduleConfig,
+    /// Operations that compute on the CPU.
+    #[serde(default)]
+    pub ops: OpsConfig,
     /// Moving average of the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,

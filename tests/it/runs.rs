@@ -191,6 +191,22 @@ fn bitwise_any_number_of_loader_threads_and_both_memories() {
 }
 
 #[test]
+fn bitwise_with_other_operations_and_each_has_its_own_bits() {
+    both(|name, place| {
+        let fast = place.run("fast", &[]);
+        let plain = place.run("plain", &["--ranks", "1", "ops.plain=true"]);
+        place.run("plain-2", &["--ranks", "2", "ops.plain=true", "batch.memory=cache"]).assert_same(&plain, name);
+        assert_ne!(plain.steps, fast.steps, "{name}: burn's operations round differently");
+        let (first, other) = (&fast.steps[0]["loss"], &plain.steps[0]["loss"]);
+        let difference = first.as_f64().unwrap() - other.as_f64().unwrap();
+        assert!(difference.abs() < 1e-4, "{name}: {first} and {other}");
+        let exact = place.run("exact", &["ops.exact=true"]);
+        // the vision transformer has no 3x3 convolution
+        assert_eq!(exact.steps == fast.steps, name == "mae", "{name}");
+    });
+}
+
+#[test]
 fn different_seeds_differ() {
     both(|name, place| {
         let (a, b) = (place.run("a", &["seed=1"]), place.run("b", &["seed=2"]));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use autodidact::mask::keep_smallest;
 use autodidact::model::layers::Linear;
-use autodidact::model::params::{Layout, gradients_into, read_buffers, write};
+use autodidact::model::params::{Flat, Layout, gradients_into, read_buffers, write};
 use autodidact::model::position::Bicubic;
 use autodidact::model::{
     Boundary, Decoder, DecoderArch, Kind, Noise, Pass, Pool, PositionEmbedding, ResNet, ResNetArch, ResidualKind,
@@ -149,7 +149,7 @@ fn load<M: Module>(module: M, tensors: &BTreeMap<String, Array>, device: &Device
     for entry in layout.entries() {
         assert_eq!(entry.shape, tensors[&entry.path].shape, "shape of {}", entry.path);
     }
-    (write(module, &layout, &weights, &buffers, device), layout)
+    (write(module, &layout, &Flat::upload(&weights, &buffers, device), device), layout)
 }
 
 fn scope() -> Scope {

@@ -1,0 +1,231 @@
+//! One rank's part of training: its network, and on the first rank of a process the state that all of its ranks share.
+//!
+//! Weights, optimizer state and running statistics are the same on every rank, so a process keeps them once: its first rank
+//! takes the reduced gradient, moves the weights and publishes them; the networks of all rank threads are views of what it
+//! published (`model::params::Flat`).
+
+use std::ops::Range;
+use std::path::Path;
+
+use burn::tensor::Device;
+
+use super::config::{EmaConfig, Memory};
+use super::error::EngineError;
+use super::step::{self, StepResult, StepSpec};
+use crate::checkpoint::{self, CheckpointError, Snapshot, State};
+use crate::data::HostBatch;
+use crate::method::Learner;
+use crate::model::Kind;
+use crate::model::params::{self, Flat, Layout};
+use crate::optim::{Optimizer, OptimizerConfig, ParamSpec, Schedule, clip_global_norm, ema, norm};
+use crate::parallel::{Collective, share_value};
+
+/// What steps do; the same on every rank.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Micro-batches of the global batch.
+    pub micro_batches: usize,
+    /// What is kept between forward and backward pass.
+    pub memory: Memory,
+    /// Steps of one epoch.
+    pub steps_per_epoch: u64,
+    /// Optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Learning rate.
+    pub schedule: Schedule,
+    /// Largest global norm of the gradient.
+    pub clip_norm: Option<f64>,
+    /// Moving average of the weights.
+    pub ema: Option<EmaConfig>,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepNumbers {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Mean loss of the global batch.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+}
+
+/// One rank's part of training.
+pub struct Trainer<'a> {
+    spec: StepSpec,
+    ranks: &'a dyn Collective,
+    learner: Box<dyn Learner>,
+    step: u64,
+    leader: Option<Leader>,
+}
+
+/// What a process keeps once.
+struct Leader {
+    settings: Settings,
+    optimizer: Optimizer,
+    state: State,
+}
+
+impl<'a> Trainer<'a> {
+    /// Starts with the learner's own weights, or with those of a checkpoint.
+    ///
+    /// `device` has autodiff; `mine` are this rank's micro-batches.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read or is of another network, or another rank failed.
+    pub fn start(
+        settings: Settings,
+        device: Device,
+        mine: Range<usize>,
+        learner: Box<dyn Learner>,
+        ranks: &'a dyn Collective,
+        resume: Option<&Path>,
+    ) -> Result<Self, EngineError> {
+        let spec = StepSpec {
+            seed: settings.seed,
+            micros: settings.micro_batches,
+            mine,
+            memory: settings.memory,
+            steps_per_epoch: settings.steps_per_epoch,
+            device,
+        };
+        let leader = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume)).transpose()?;
+        let step = leader.as_ref().map(|leader| leader.state.step);
+        let step = *share_value(ranks, step)?;
+        let mut trainer = Self { spec, ranks, learner, step, leader };
+        trainer.publish()?;
+        Ok(trainer)
+    }
+
+    /// Steps done.
+    #[must_use]
+    pub fn steps_done(&self) -> u64 {
+        self.step
+    }
+
+    /// Runs one step over this rank's micro-batches. The first rank of a process gets its numbers.
+    ///
+    /// # Errors
+    /// When loss, gradient or new weights are not finite, or another rank failed.
+    pub fn step(&mut self, batches: Vec<HostBatch>) -> Result<Option<StepNumbers>, EngineError> {
+        let result = step::run(&self.spec, self.step, batches, self.learner.as_ref(), self.ranks)?;
+        let numbers = self.leader.as_mut().map(|leader| leader.update(result)).transpose()?;
+        self.step += 1;
+        self.publish()?;
+        Ok(numbers)
+    }
+
+    /// The state to save; on the first rank of a process.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<(&Layout, Snapshot<'_>)> {
+        let Leader { optimizer, state, .. } = self.leader.as_ref()?;
+        let snapshot = Snapshot {
+            step: state.step,
+            weights: &state.weights,
+            buffers: &state.buffers,
+            optimizer: optimizer.state(),
+            ema: state.ema.as_deref(),
+        };
+        Some((self.learner.layout(), snapshot))
+    }
+
+    /// Ends training; the first rank of a process gets the state.
+    #[must_use]
+    pub fn finish(self) -> Option<State> {
+        self.leader.map(|leader| leader.state)
+    }
+
+    /// Gives the networks of this process the weights of its first rank.
+    fn publish(&mut self) -> Result<(), EngineError> {
+        let flat = self.leader.as_ref().map(|leader| {
+            let State { weights, buffers, .. } = &leader.state;
+            Flat::upload(weights, buffers, &self.spec.device)
+        });
+        self.learner.set(&*share_value(self.ranks, flat)?);
+        Ok(())
+    }
+}
+
+impl Leader {
+    fn start(settings: Settings, learner: &dyn Learner, resume: Option<&Path>) -> Result<Self, EngineError> {
+        let mut optimizer = Optimizer::new(&settings.optimizer, &specs(learner.layout()));
+        let with_ema = settings.ema.is_some();
+        let Some(path) = resume else {
+            let weights = learner.weights();
+            let ema = with_ema.then(|| weights.clone());
+            let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema };
+            return Ok(Self { settings, optimizer, state });
+        };
+        let names: Vec<&str> = optimizer.state().iter().map(|(name, _)| *name).collect();
+        let (mut state, _) = checkpoint::load(path, learner.layout(), &names)?;
+        let loaded = std::mem::take(&mut state.optimizer);
+        let loaded = loaded.iter().map(|(name, values)| (name.as_str(), values.as_slice()));
+        let other = |reason: String| CheckpointError::OtherNetwork { path: path.to_path_buf(), reason };
+        optimizer.load_state(state.step, loaded).map_err(|e| other(e.to_string()))?;
+        if with_ema && state.ema.is_none() {
+            return Err(other("it has no moving average, the recipe asks for one".to_owned()).into());
+        }
+        state.ema = state.ema.filter(|_| with_ema);
+        Ok(Self { settings, optimizer, state })
+    }
+
+    fn update(&mut self, result: StepResult) -> Result<StepNumbers, EngineError> {
+        let StepResult { loss, gradient, batch_stats, stats_places } = result;
+        let mut gradient = gradient.expect("the first rank of a process gets the gradient");
+        let Self { settings, optimizer, state } = self;
+        finite(state.step, "loss", loss)?;
+        let grad_norm = match settings.clip_norm {
+            Some(limit) => clip_global_norm(&mut gradient, limit),
+            None => norm(&gradient),
+        };
+        finite(state.step, "norm of the gradient", grad_norm)?;
+
+        let lr = settings.schedule.lr_at(state.step);
+        optimizer.step(&mut state.weights, &gradient, lr);
+        fold(&batch_stats, &stats_places, &mut state.buffers);
+        // nothing that is not finite may reach a checkpoint, from which the run could never go on
+        for values in [&state.weights, &state.buffers] {
+            if let Some(bad) = not_finite(values) {
+                finite(state.step, "updated weight", f64::from(bad))?;
+            }
+        }
+        if let (Some(average), Some(config)) = (&mut state.ema, &settings.ema) {
+            ema::update(average, &state.weights, config.momentum);
+        }
+        state.step += 1;
+        Ok(StepNumbers { step: state.step, loss, lr, grad_norm })
+    }
+}
+
+/// Lists the trained parameters for the optimizer.
+pub fn specs(layout: &Layout) -> Vec<ParamSpec> {
+    let trained = layout.entries().iter().filter(|entry| entry.kind == Kind::Trained);
+    ParamSpec::layout(trained.map(|entry| (entry.path.clone(), entry.shape.clone())))
+}
+
+fn finite(step: u64, what: &'static str, value: f64) -> Result<(), EngineError> {
+    if value.is_finite() { Ok(()) } else { Err(EngineError::NotFinite { step, what, value }) }
+}
+
+/// Finds the first value that is NaN or infinite.
+fn not_finite(values: &[f32]) -> Option<f32> {
+    // without an early end within a chunk, so that it compiles to vector instructions
+    let clean = |chunk: &[f32]| chunk.iter().fold(true, |clean, value| clean & value.is_finite());
+    values.chunks(4096).find(|chunk| !clean(chunk))?.iter().copied().find(|value| !value.is_finite())
+}
+
+/// Folds the statistics of all micro-batches into the running ones, in micro-batch order.
+fn fold(batch_stats: &[Vec<f32>], places: &[Range<usize>], buffers: &mut [f32]) {
+    for micro in batch_stats {
+        let mut rest = micro.as_slice();
+        for place in places {
+            let (batch, others) = rest.split_at(place.len());
+            params::fold(&mut buffers[place.clone()], batch);
+            rest = others;
+        }
+    }
+}
