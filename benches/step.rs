@@ -83,9 +83,13 @@ fn compare(name: &str, batch: usize, python: Option<&str>, rounds: usize, steps:
         }
         None => None,
     };
+    // threads of a pool that has just worked spin for a while before they sleep
+    let settle = || std::thread::sleep(std::time::Duration::from_millis(500));
     for _ in 0..rounds {
+        settle();
         ours.run(steps)?;
         if let Some(theirs) = &mut theirs {
+            settle();
             theirs.run(steps)?;
         }
     }

@@ -189,7 +189,7 @@ vectorized! {
             for value in row.iter_mut() {
                 *value = exp::<FMA>(mul_add::<FMA>(*value, scale, -max));
             }
-            let inverse = 1.0 / reduce(n, |i| row[i]);
+            let inverse = 1.0 / reduce(row, row, row, |x, _, _| x);
             for value in row.iter_mut() {
                 *value *= inverse;
             }
@@ -215,7 +215,7 @@ vectorized! {
         let n = probs.len().isqrt();
         for (r, (grad, probs)) in grad.chunks_exact_mut(n).zip(probs.chunks_exact(n)).enumerate() {
             let (dy, output) = (&dy[r * stride..][..size], &output[r * stride..][..size]);
-            let mean = reduce(size, |i| dy[i] * output[i]);
+            let mean = reduce(dy, output, output, |dy, output, _| dy * output);
             for (grad, prob) in grad.iter_mut().zip(probs) {
                 *grad = *prob * (*grad - mean) * scale;
             }

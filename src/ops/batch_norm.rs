@@ -279,6 +279,7 @@ vectorized! {
         match residual {
             Some(residual) => {
                 for ((x, y), residual) in rows.zip(residual.chunks_exact(channels)) {
+                    let (x, y, residual) = (&x[..channels], &mut y[..channels], &residual[..channels]);
                     for c in 0..channels {
                         let value = mul_add::<FMA>(x[c] - mean[c], scale[c], beta[c]) + residual[c];
                         y[c] = at_least(value, floor);
@@ -287,6 +288,7 @@ vectorized! {
             }
             None => {
                 for (x, y) in rows {
+                    let (x, y) = (&x[..channels], &mut y[..channels]);
                     for c in 0..channels {
                         y[c] = at_least(mul_add::<FMA>(x[c] - mean[c], scale[c], beta[c]), floor);
                     }
@@ -329,6 +331,7 @@ vectorized! {
         match y {
             Some(y) => {
                 for (((x, dy), dx), y) in rows.zip(y.chunks_exact(channels)) {
+                    let (x, dy, dx, y) = (&x[..channels], &dy[..channels], &mut dx[..channels], &y[..channels]);
                     for c in 0..channels {
                         let g = if y[c] > 0.0 { dy[c] } else { 0.0 };
                         dx[c] = scale[c] * mul_add::<FMA>(mean[c] - x[c], slope[c], g - shift[c]);
@@ -337,6 +340,7 @@ vectorized! {
             }
             None => {
                 for ((x, dy), dx) in rows {
+                    let (x, dy, dx) = (&x[..channels], &dy[..channels], &mut dx[..channels]);
                     for c in 0..channels {
                         dx[c] = scale[c] * mul_add::<FMA>(mean[c] - x[c], slope[c], dy[c] - shift[c]);
                     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::memory::{WorkArea, buffer, work_area};
+use super::simd::vectorized;
 
 /// A matrix in a slice: element `(r, c)` is at `r * row_stride + c * column_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -122,9 +123,8 @@ pub(super) fn matmul_by_blocks(a: Matrix, b: Matrix, mut finish: impl FnMut(Rang
 
 /// Multiplies `a * b` in blocks of rows.
 pub(super) fn product(a: Matrix, b: Matrix) -> Vec<f32> {
-    let columns = b.columns;
-    let mut out = buffer(a.rows * columns);
-    matmul_by_blocks(a, b, |rows, product| out[rows.start * columns..rows.end * columns].copy_from_slice(product));
+    let mut out = buffer(a.rows * b.columns);
+    matmul(&mut out, b.columns, a, b, false);
     out
 }
 
@@ -135,16 +135,29 @@ pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> WorkAre
     out
 }
 
-/// Transposes a matrix with rows of `columns` values that start `row_stride` apart; the result has rows of `rows` values.
-pub(super) fn transpose(values: &[f32], row_stride: usize, columns: usize, out: &mut [f32], rows: usize) {
-    const SIDE: usize = 16; // a line of the cache in both
-    for row in (0..rows).step_by(SIDE) {
-        for column in (0..columns).step_by(SIDE) {
-            for c in column..columns.min(column + SIDE) {
-                let out = &mut out[c * rows..][row..rows.min(row + SIDE)];
-                for (r, out) in out.iter_mut().enumerate() {
-                    *out = values[(row + r) * row_stride + c];
+vectorized! {
+    /// Transposes a matrix with rows of `columns` values that start `row_stride` apart; the result has rows of `rows` values.
+    pub(super) fn transpose(values: &[f32], row_stride: usize, columns: usize, out: &mut [f32], rows: usize) {
+        const SIDE: usize = 16; // a line of the cache in both
+        let (whole_rows, whole_columns) = (rows / SIDE * SIDE, columns / SIDE * SIDE);
+        for row in (0..whole_rows).step_by(SIDE) {
+            for column in (0..whole_columns).step_by(SIDE) {
+                let mut tile = [[0.0f32; SIDE]; SIDE];
+                for (r, tile) in tile.iter_mut().enumerate() {
+                    *tile = *values[(row + r) * row_stride + column..].first_chunk().expect("a tile within the matrix");
                 }
+                for c in 0..SIDE {
+                    let mut turned = [0.0f32; SIDE];
+                    for r in 0..SIDE {
+                        turned[r] = tile[r][c];
+                    }
+                    out[(column + c) * rows + row..][..SIDE].copy_from_slice(&turned);
+                }
+            }
+        }
+        for r in 0..rows {
+            for c in if r < whole_rows { whole_columns } else { 0 }..columns {
+                out[c * rows + r] = values[r * row_stride + c];
             }
         }
     }

@@ -93,9 +93,10 @@ vectorized! {
         }
         let beta = &beta[..d];
         for ((x, y), kept) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(statistics.chunks_exact_mut(2)) {
-            let mean = reduce(d, |i| x[i]) / d as f32;
-            let var = reduce(d, |i| (x[i] - mean) * (x[i] - mean)) / d as f32;
+            let mean = reduce(x, x, x, |x, _, _| x) / d as f32;
+            let var = reduce(x, x, x, |x, _, _| (x - mean) * (x - mean)) / d as f32;
             let rstd = 1.0 / (var + eps).sqrt();
+            let (x, y) = (&x[..d], &mut y[..d]);
             for i in 0..d {
                 y[i] = mul_add::<FMA>((x[i] - mean) * rstd, gamma[i], beta[i]);
             }
@@ -112,8 +113,9 @@ vectorized! {
         let rows = x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(dx.chunks_exact_mut(d));
         for (((x, dy), dx), kept) in rows.zip(statistics.chunks_exact(2)) {
             let (mean, rstd) = (kept[0], kept[1]);
-            let shift = reduce(d, |i| dy[i] * gamma[i]) / d as f32;
-            let slope = reduce(d, |i| dy[i] * gamma[i] * (x[i] - mean)) * rstd * rstd / d as f32;
+            let (x, dy, dx) = (&x[..d], &dy[..d], &mut dx[..d]);
+            let shift = reduce(dy, gamma, gamma, |dy, gamma, _| dy * gamma) / d as f32;
+            let slope = reduce(dy, gamma, x, |dy, gamma, x| dy * gamma * (x - mean)) * rstd * rstd / d as f32;
             for i in 0..d {
                 dx[i] = rstd * mul_add::<FMA>(mean - x[i], slope, mul_add::<FMA>(dy[i], gamma[i], -shift));
             }
@@ -126,6 +128,7 @@ vectorized! {
         let dbeta = &mut dbeta[..d];
         for ((x, dy), kept) in x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(statistics.chunks_exact(2)) {
             let (mean, rstd) = (kept[0], kept[1]);
+            let (x, dy) = (&x[..d], &dy[..d]);
             for i in 0..d {
                 dgamma[i] = mul_add::<FMA>(dy[i], (x[i] - mean) * rstd, dgamma[i]);
                 dbeta[i] += dy[i];

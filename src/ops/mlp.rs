@@ -130,7 +130,6 @@ impl Mlp {
         let most = BLOCK.min(rows);
         let (mut active, mut slope, mut dh) =
             (work_area(most * hidden), work_area(most * hidden), work_area(most * hidden));
-        let mut product = work_area(most * ins);
         for block in self.blocks() {
             let n = block.len();
             let wide = block.start * hidden..block.end * hidden;
@@ -142,9 +141,7 @@ impl Mlp {
             multiply(dh, slope);
             let x = Matrix::new(&x[block.start * ins..], n, ins);
             matmul(&mut dw1, ins, Matrix::new(dh, n, hidden).t(), x, true);
-            let product = &mut product[..n * ins];
-            matmul(product, ins, Matrix::new(dh, n, hidden), w1, false);
-            dx[block.start * ins..block.end * ins].copy_from_slice(product);
+            matmul(&mut dx[block.start * ins..block.end * ins], ins, Matrix::new(dh, n, hidden), w1, false);
             add_to_totals(&mut db1, &column_sums(dh, hidden));
         }
         let db1 = db1.into_iter().map(|sum| sum as f32).collect();

@@ -315,21 +315,22 @@ fn columns_of<T: Lanes>(planes: &[f32], plane: usize, at: usize) -> [[T; IN]; IN
 /// `w -> U = G w G^T` for each pair of channels; planes `[out, channel]`, the order in which the weight is read.
 #[inline(always)]
 fn transform_filter<T: Lanes>(w: &[f32], u: &mut [f32], plane: usize) {
-    for (octet, w) in w.chunks_exact(72).enumerate() {
-        let mut taps = [[0.0f32; 8]; 9]; // eight filters side by side
+    for (group, w) in w.chunks_exact(9 * T::WIDTH).enumerate() {
+        let mut taps = [[0.0f32; 16]; 9]; // filters side by side
         for (lane, w) in w.chunks_exact(9).enumerate() {
-            for (tap, value) in w.iter().enumerate() {
-                taps[tap][lane] = *value;
+            for tap in 0..9 {
+                taps[tap][lane] = w[tap];
             }
         }
         let mut half = [[T::zero(); IN]; 3]; // [column][row frequency]
-        for (s, half) in half.iter_mut().enumerate() {
-            *half = filter([T::load(&taps[s]), T::load(&taps[3 + s]), T::load(&taps[6 + s])]);
+        for s in 0..3 {
+            half[s] = filter([T::load(&taps[s]), T::load(&taps[3 + s]), T::load(&taps[6 + s])]);
         }
-        let mut to = octet * 8;
+        let mut to = group * T::WIDTH;
         for r in 0..IN {
-            for value in filter([half[0][r], half[1][r], half[2][r]]) {
-                store(value, u, to);
+            let values = filter([half[0][r], half[1][r], half[2][r]]);
+            for s in 0..IN {
+                store(values[s], u, to);
                 to += plane;
             }
         }
@@ -339,22 +340,22 @@ fn transform_filter<T: Lanes>(w: &[f32], u: &mut [f32], plane: usize) {
 /// `dU -> dw = G^T dU G`
 #[inline(always)]
 fn transform_filter_back<T: Lanes>(u: &[f32], plane: usize, dw: &mut [f32]) {
-    for (octet, w) in dw.chunks_exact_mut(72).enumerate() {
-        let tile = columns_of::<T>(u, plane, octet * 8);
+    for (group, w) in dw.chunks_exact_mut(9 * T::WIDTH).enumerate() {
+        let tile = columns_of::<T>(u, plane, group * T::WIDTH);
         let mut half = [[T::zero(); 3]; IN];
         for s in 0..IN {
             half[s] = filter_transposed(tile[s]);
         }
-        let mut taps = [[0.0f32; 8]; 9];
+        let mut taps = [[0.0f32; 16]; 9];
         for r in 0..3 {
             let values = filter_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
-            for (s, value) in values.into_iter().enumerate() {
-                value.store(&mut taps[r * 3 + s]);
+            for s in 0..3 {
+                values[s].store(&mut taps[r * 3 + s]);
             }
         }
         for (lane, w) in w.chunks_exact_mut(9).enumerate() {
-            for (tap, value) in w.iter_mut().enumerate() {
-                *value = taps[tap][lane];
+            for tap in 0..9 {
+                w[tap] = taps[tap][lane];
             }
         }
     }
@@ -390,10 +391,10 @@ vectorized! {
         with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output_back(dy, t, lines, m, plane));
     }
     fn filter_to_u(w: &[f32], u: &mut [f32], plane: usize) {
-        with_lanes!(FMA, false, transform_filter(w, u, plane));
+        with_lanes!(FMA, WIDE && (w.len() / 9).is_multiple_of(16), transform_filter(w, u, plane));
     }
     fn du_to_filter(u: &[f32], plane: usize, dw: &mut [f32]) {
-        with_lanes!(FMA, false, transform_filter_back(u, plane, dw));
+        with_lanes!(FMA, WIDE && (dw.len() / 9).is_multiple_of(16), transform_filter_back(u, plane, dw));
     }
 }
 
