@@ -1,4 +1,4 @@
-//! Speed of the augmentations on one thread, on random pixels: `cargo bench --bench augment [filter]`.
+//! Speed of the augmentations on one thread, on random pixels: `cargo bench --profile dev --bench augment [filter]`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

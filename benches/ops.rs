@@ -166,20 +166,33 @@ impl Bench {
         let residual = self.random([rows, outs], 1.0).require_grad();
         let name = format!("linear{kind} {rows}x{ins}->{outs}");
         let ours = || match kind {
-            "+gelu" => ops::linear_gelu(x.clone(), w.clone(), Some(b.clone())),
             "+residual" => ops::linear_residual(x.clone(), w.clone(), Some(b.clone()), residual.clone()),
             _ => ops::linear(x.clone(), w.clone(), Some(b.clone())),
         };
         let burns = || {
             let y = module::linear(x.clone(), w.clone().transpose(), Some(b.clone()));
             match kind {
-                "+gelu" => activation::gelu(y),
                 "+residual" => y + residual.clone(),
                 _ => y,
             }
         };
         let torch = format!("linear{kind} {rows} {ins} {outs}");
         self.compare(&name, &torch, (2 * rows * ins * outs) as f64, &ours, &burns);
+    }
+
+    fn mlp(&self, rows: usize, dim: usize, hidden: usize) {
+        let (x, residual) =
+            (self.random([rows, dim], 1.0).require_grad(), self.random([rows, dim], 1.0).require_grad());
+        let layer =
+            |outs, ins| (self.random([outs, ins], 0.05).require_grad(), self.random([outs], 1.0).require_grad());
+        let (first, second) = (layer(hidden, dim), layer(dim, hidden));
+        let ours = || ops::mlp(x.clone(), first.clone(), second.clone(), Some(residual.clone()));
+        let linear = |x: Tensor<2>, layer: &(Tensor<2>, Tensor<1>)| {
+            module::linear(x, layer.0.clone().transpose(), Some(layer.1.clone()))
+        };
+        let burns = || linear(activation::gelu(linear(x.clone(), &first)), &second) + residual.clone();
+        let name = format!("mlp+residual {rows}x{dim}->{hidden}");
+        self.compare(&name, &format!("mlp {rows} {dim} {hidden}"), (4 * rows * dim * hidden) as f64, &ours, &burns);
     }
 
     fn layer_norm(&self, rows: usize, d: usize) {
@@ -243,9 +256,9 @@ fn main() {
         bench.max_pool(4, 112, 64);
         bench.linear(1024, 1024, 1024, "");
         bench.linear(2080, 192, 576, "");
-        bench.linear(2080, 192, 768, "+gelu");
-        bench.linear(2080, 768, 192, "+residual");
-        bench.linear(1576, 384, 1536, "+gelu");
+        bench.linear(2080, 192, 192, "+residual");
+        bench.mlp(2080, 192, 768);
+        bench.mlp(1576, 384, 1536);
         bench.layer_norm(2080, 192);
         bench.attention(32, 65, 192, 3);
         bench.attention(8, 197, 384, 6);

@@ -5,7 +5,8 @@
 //! PYTHON is an interpreter with torch, torchvision and timm. Both sides are processes of their own with the same network, the
 //! same batch in `f32`, AdamW and the mean of the squared outputs as the loss; ours has one rank thread per core, PyTorch one compute thread
 //! per core. They take turns: in each round ours runs `--steps` steps, then PyTorch's. Prints medians of images/s, their
-//! ratio, and the peak of resident memory (Linux). Without `--python` only ours runs. The first step of each side (fresh memory) is left out.
+//! ratio, and the peak of resident memory of the process (Linux; PyTorch's has Python and its libraries in it, some 300 MiB; ours keeps what it
+//! has freed). Batch norm takes its statistics over a rank's part of the batch on our side. Without `--python` only ours runs. The first step of each side (fresh memory) is left out.
 #![allow(clippy::print_stdout, missing_docs)]
 
 mod peer;
@@ -21,7 +22,7 @@ use autodidact::model::layers::Linear;
 use autodidact::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
 use autodidact::ops;
 use autodidact::optim::{AdamWConfig, OptimizerConfig, Schedule};
-use autodidact::parallel::{Collective, ThreadRank, run_ranks, share, share_value};
+use autodidact::parallel::{Collective, ThreadRank, run_ranks, share, value_from_leader};
 use autodidact::rng::{Purpose, Stream};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -132,7 +133,7 @@ impl Side {
 fn work(name: &str) -> Result<()> {
     let model = MODELS.into_iter().find(|model| model.0 == name).context("the name of a model")?;
     let panicked = |rank, text| EngineError::Panicked { rank, text };
-    run_ranks(cores(), panicked, |ranks| rank(&ranks, model))?;
+    run_ranks(cores().min(model.3), panicked, |ranks| rank(&ranks, model))?;
     Ok(())
 }
 
@@ -167,7 +168,7 @@ fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)
     let mut trainer = Trainer::start(settings, device, micro, learner, ranks, None)?;
     loop {
         let line = ranks.leads().then(|| std::io::stdin().lines().next().and_then(Result::ok));
-        let Some(line) = &*share_value(ranks, line)? else { return Ok(()) };
+        let Some(line) = &*value_from_leader(ranks, line)? else { return Ok(()) };
         let mut seconds = Vec::new();
         for _ in 0..line.trim().parse().unwrap_or(0) {
             let batches = vec![batch.clone()];

@@ -141,7 +141,7 @@ pub fn evaluate(
         let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
         let mut learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, device))?;
         if let Weights::Given(weights, buffers) = weights {
-            learner.set(&Flat::upload(weights, buffers, device));
+            learner.set(&Flat::upload(weights.to_vec(), buffers.to_vec(), device));
         }
         Ok(Box::new(move |images| learner.features(images, &mut Pass::eval())))
     };

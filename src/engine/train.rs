@@ -95,10 +95,12 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Option<Trained>, Engi
         interrupted = ranks.all_gather_f64(vec![f64::from(u8::from(asked))])?[0] != 0.0;
         let (done, every) = (trainer.steps_done(), recipe.checkpoint.every_steps);
         let due = interrupted || done == plan.steps || (every > 0 && done.is_multiple_of(every));
-        if let (true, Some(watch), Some((layout, snapshot))) = (due, &watch, trainer.snapshot()) {
+        if let (true, Some(watch)) = (due, &watch) {
             watch.sync()?;
             let keep = recipe.checkpoint.keep;
-            saved = Some(checkpoint::save(&checkpoints, layout, &snapshot, plan.digest(), keep)?);
+            saved = trainer
+                .with_snapshot(|layout, snapshot| checkpoint::save(&checkpoints, layout, snapshot, plan.digest(), keep))
+                .transpose()?;
         }
     }
     if let Some(watch) = watch {

@@ -1,8 +1,8 @@
 //! One rank's part of training: its network, and on the first rank of a process the state that all of its ranks share.
 //!
 //! Weights, optimizer state and running statistics are the same on every rank, so a process keeps them once: its first rank
-//! takes the reduced gradient, moves the weights and publishes them; the networks of all rank threads are views of what it
-//! published (`model::params::Flat`).
+//! takes the reduced gradient, moves a copy of the weights and publishes it; the networks of all rank threads are views of what was
+//! published last (`model::params::Flat`).
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::method::Learner;
 use crate::model::Kind;
 use crate::model::params::{self, Flat, Layout};
 use crate::optim::{Optimizer, OptimizerConfig, ParamSpec, Schedule, clip_global_norm, ema, norm};
-use crate::parallel::{Collective, share_value};
+use crate::parallel::{Collective, value_from_leader};
 
 /// What steps do; the same on every rank.
 #[derive(Clone, Debug)]
@@ -63,11 +63,11 @@ pub struct Trainer<'a> {
     leader: Option<Leader>,
 }
 
-/// What a process keeps once.
+/// What a process keeps once, beside the weights.
 struct Leader {
     settings: Settings,
     optimizer: Optimizer,
-    state: State,
+    ema: Option<Vec<f32>>,
 }
 
 impl<'a> Trainer<'a> {
@@ -93,11 +93,17 @@ impl<'a> Trainer<'a> {
             steps_per_epoch: settings.steps_per_epoch,
             device,
         };
-        let leader = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume)).transpose()?;
-        let step = leader.as_ref().map(|leader| leader.state.step);
-        let step = *share_value(ranks, step)?;
-        let mut trainer = Self { spec, ranks, learner, step, leader };
-        trainer.publish()?;
+        let start = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume)).transpose()?;
+        let (leader, start) = match start {
+            Some((leader, state)) => {
+                let flat = Flat::upload(state.weights, state.buffers, &spec.device);
+                (Some(leader), Some((state.step, flat)))
+            }
+            None => (None, None),
+        };
+        let start = value_from_leader(ranks, start)?;
+        let mut trainer = Self { spec, ranks, learner, step: start.0, leader };
+        trainer.learner.set(&start.1);
         Ok(trainer)
     }
 
@@ -113,52 +119,56 @@ impl<'a> Trainer<'a> {
     /// When loss, gradient or new weights are not finite, or another rank failed.
     pub fn step(&mut self, batches: Vec<HostBatch>) -> Result<Option<StepNumbers>, EngineError> {
         let result = step::run(&self.spec, self.step, batches, self.learner.as_ref(), self.ranks)?;
-        let numbers = self.leader.as_mut().map(|leader| leader.update(result)).transpose()?;
+        let (mut numbers, mut flat) = (None, None);
+        if let Some(leader) = &mut self.leader {
+            let (mut weights, mut buffers) = (self.learner.weights(), self.learner.buffers());
+            numbers = Some(leader.update(self.step, result, &mut weights, &mut buffers)?);
+            flat = Some(Flat::upload(weights, buffers, &self.spec.device));
+        }
+        let flat = value_from_leader(self.ranks, flat)?;
+        self.learner.set(&flat);
         self.step += 1;
-        self.publish()?;
         Ok(numbers)
     }
 
-    /// The state to save; on the first rank of a process.
-    #[must_use]
-    pub fn snapshot(&self) -> Option<(&Layout, Snapshot<'_>)> {
-        let Leader { optimizer, state, .. } = self.leader.as_ref()?;
+    /// Hands the state to `save`, on the first rank of a process.
+    pub fn with_snapshot<R>(&self, save: impl FnOnce(&Layout, &Snapshot<'_>) -> R) -> Option<R> {
+        let Leader { optimizer, ema, .. } = self.leader.as_ref()?;
+        let (weights, buffers) = (self.learner.weights(), self.learner.buffers());
         let snapshot = Snapshot {
-            step: state.step,
-            weights: &state.weights,
-            buffers: &state.buffers,
+            step: self.step,
+            weights: &weights,
+            buffers: &buffers,
             optimizer: optimizer.state(),
-            ema: state.ema.as_deref(),
+            ema: ema.as_deref(),
         };
-        Some((self.learner.layout(), snapshot))
+        Some(save(self.learner.layout(), &snapshot))
     }
 
-    /// Ends training; the first rank of a process gets the state.
+    /// Ends training; the first rank of a process gets the state, without the optimizer's.
     #[must_use]
     pub fn finish(self) -> Option<State> {
-        self.leader.map(|leader| leader.state)
-    }
-
-    /// Gives the networks of this process the weights of its first rank.
-    fn publish(&mut self) -> Result<(), EngineError> {
-        let flat = self.leader.as_ref().map(|leader| {
-            let State { weights, buffers, .. } = &leader.state;
-            Flat::upload(weights, buffers, &self.spec.device)
-        });
-        self.learner.set(&*share_value(self.ranks, flat)?);
-        Ok(())
+        let Self { learner, step, leader, .. } = self;
+        leader.map(|leader| State {
+            step,
+            weights: learner.weights(),
+            buffers: learner.buffers(),
+            optimizer: Vec::new(),
+            ema: leader.ema,
+        })
     }
 }
 
 impl Leader {
-    fn start(settings: Settings, learner: &dyn Learner, resume: Option<&Path>) -> Result<Self, EngineError> {
+    /// Returns what is kept, and the state to start from.
+    fn start(settings: Settings, learner: &dyn Learner, resume: Option<&Path>) -> Result<(Self, State), EngineError> {
         let mut optimizer = Optimizer::new(&settings.optimizer, &specs(learner.layout()));
         let with_ema = settings.ema.is_some();
         let Some(path) = resume else {
             let weights = learner.weights();
             let ema = with_ema.then(|| weights.clone());
-            let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema };
-            return Ok(Self { settings, optimizer, state });
+            let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema: None };
+            return Ok((Self { settings, optimizer, ema }, state));
         };
         let names: Vec<&str> = optimizer.state().iter().map(|(name, _)| *name).collect();
         let (mut state, _) = checkpoint::load(path, learner.layout(), &names)?;
@@ -169,35 +179,40 @@ impl Leader {
         if with_ema && state.ema.is_none() {
             return Err(other("it has no moving average, the recipe asks for one".to_owned()).into());
         }
-        state.ema = state.ema.filter(|_| with_ema);
-        Ok(Self { settings, optimizer, state })
+        let ema = state.ema.take().filter(|_| with_ema);
+        Ok((Self { settings, optimizer, ema }, state))
     }
 
-    fn update(&mut self, result: StepResult) -> Result<StepNumbers, EngineError> {
+    fn update(
+        &mut self,
+        step: u64,
+        result: StepResult,
+        weights: &mut [f32],
+        buffers: &mut [f32],
+    ) -> Result<StepNumbers, EngineError> {
         let StepResult { loss, gradient, batch_stats, stats_places } = result;
         let mut gradient = gradient.expect("the first rank of a process gets the gradient");
-        let Self { settings, optimizer, state } = self;
-        finite(state.step, "loss", loss)?;
+        let Self { settings, optimizer, ema } = self;
+        finite(step, "loss", loss)?;
         let grad_norm = match settings.clip_norm {
             Some(limit) => clip_global_norm(&mut gradient, limit),
             None => norm(&gradient),
         };
-        finite(state.step, "norm of the gradient", grad_norm)?;
+        finite(step, "norm of the gradient", grad_norm)?;
 
-        let lr = settings.schedule.lr_at(state.step);
-        optimizer.step(&mut state.weights, &gradient, lr);
-        fold(&batch_stats, &stats_places, &mut state.buffers);
+        let lr = settings.schedule.lr_at(step);
+        optimizer.step(weights, &gradient, lr);
+        fold(&batch_stats, &stats_places, buffers);
         // nothing that is not finite may reach a checkpoint, from which the run could never go on
-        for values in [&state.weights, &state.buffers] {
+        for values in [&*weights, &*buffers] {
             if let Some(bad) = not_finite(values) {
-                finite(state.step, "updated weight", f64::from(bad))?;
+                finite(step, "updated weight", f64::from(bad))?;
             }
         }
-        if let (Some(average), Some(config)) = (&mut state.ema, &settings.ema) {
-            ema::update(average, &state.weights, config.momentum);
+        if let (Some(average), Some(config)) = (ema, &settings.ema) {
+            ema::update(average, weights, config.momentum);
         }
-        state.step += 1;
-        Ok(StepNumbers { step: state.step, loss, lr, grad_norm })
+        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm })
     }
 }
 

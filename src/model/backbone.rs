@@ -304,7 +304,12 @@ mod tests {
                 Backbone::new(&config, 32, &Scope::new(99, &device)).unwrap()
             };
             let other_layout = Layout::of(&other);
-            let copy = write(other, &other_layout, &Flat::upload(&weights, &buffers, &Device::flex()), &Device::flex());
+            let copy = write(
+                other,
+                &other_layout,
+                &Flat::upload(weights.clone(), buffers.clone(), &Device::flex()),
+                &Device::flex(),
+            );
             assert_eq!(Layout::of(&copy), other_layout, "ids and kinds stay");
             let expected = bits(net.forward(images(2, 32, &device), &mut Pass::eval()));
             assert_eq!(bits(copy.forward(images(2, 32, &Device::flex()), &mut Pass::eval())), expected);
@@ -338,7 +343,12 @@ mod tests {
             for entry in layout.entries().iter().filter(|entry| entry.path.ends_with("weight")) {
                 let mut changed = weights.clone();
                 changed[entry.offset..entry.offset + entry.len].iter_mut().for_each(|w| *w = *w * 1.5 + 0.01);
-                let outputs = run(&write(net.clone(), &layout, &Flat::upload(&changed, &buffers, &device), &device));
+                let outputs = run(&write(
+                    net.clone(),
+                    &layout,
+                    &Flat::upload(changed.clone(), buffers.clone(), &device),
+                    &device,
+                ));
                 let first = (0..outputs.len()).find(|&index| outputs[index] != reference[index]);
                 assert_eq!(first, Some(net.segment_of(&entry.path)), "{}", entry.path);
                 owned[net.segment_of(&entry.path)] += 1;

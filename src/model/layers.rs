@@ -135,15 +135,6 @@ impl Conv2d {
         }
     }
 
-    /// Convolves.
-    ///
-    /// # Shapes
-    /// `[batch, in, h, w]` to `[batch, out, h', w']`.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        ops::to_nchw(self.forward_nhwc(ops::to_nhwc(x)))
-    }
-
     /// Convolves channels-last images.
     ///
     /// # Shapes
@@ -367,18 +358,17 @@ impl Mlp {
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
-        let layer = |linear: &Linear| Some((linear.weight.val(), linear.bias.as_ref()?.val()));
-        if let (false, Some(first), Some(second)) = (self.gated, layer(&self.fc1), layer(&self.fc2)) {
-            return ops::mlp(x, first, second, residual);
+        if !self.gated {
+            let layer = |linear: &Linear| {
+                let bias = linear.bias.as_ref().expect("both layers are built with a bias");
+                (linear.weight.val(), bias.val())
+            };
+            return ops::mlp(x, layer(&self.fc1), layer(&self.fc2), residual);
         }
         let x = self.fc1.forward(x);
-        let x = if self.gated {
-            let half = x.dims()[2] / 2;
-            let gate = x.clone().narrow(2, 0, half);
-            gate.clone() * sigmoid(gate) * x.narrow(2, half, half)
-        } else {
-            burn::tensor::activation::gelu(x)
-        };
+        let half = x.dims()[2] / 2;
+        let gate = x.clone().narrow(2, 0, half);
+        let x = gate.clone() * sigmoid(gate) * x.narrow(2, half, half);
         self.fc2.forward_residual(x, residual)
     }
 }

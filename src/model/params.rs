@@ -68,7 +68,7 @@ impl Layout {
         self.num_buffers
     }
 
-    /// Splits values by name into weights and buffers, for [`write()`].
+    /// Splits values by name into weights and buffers, for [`Flat::upload`].
     ///
     /// # Errors
     /// When a tensor is missing, has another number of values, or is not part of the module.
@@ -180,11 +180,14 @@ pub struct Flat {
 }
 
 impl Flat {
-    /// Copies flat vectors to a device.
+    /// Moves flat vectors to a device; without a copy where the device is the host.
     #[must_use]
-    pub fn upload(weights: &[f32], buffers: &[f32], device: &Device) -> Self {
+    pub fn upload(weights: Vec<f32>, buffers: Vec<f32>, device: &Device) -> Self {
         let device = device.clone().inner();
-        let upload = |values: &[f32]| Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &device);
+        let upload = |values: Vec<f32>| {
+            let len = values.len();
+            Tensor::from_data(TensorData::new(values, [len]), &device)
+        };
         Self { weights: upload(weights), buffers: upload(buffers) }
     }
 }
@@ -380,14 +383,14 @@ mod tests {
         let old = net(&device);
         let layout = Layout::of(&old);
         let weights: Vec<f32> = (0..19u8).map(f32::from).collect();
-        let new = write(old.clone(), &layout, &Flat::upload(&weights, &[7.0; 6], &device), &device);
+        let new = write(old.clone(), &layout, &Flat::upload(weights.clone(), vec![7.0; 6], &device), &device);
         assert_eq!((read_weights(&new, &layout), read_buffers(&new, &layout)), (weights, vec![7.0; 6]));
         assert!(new.used.weight.val().is_require_grad() && !new.norm.running_mean.val().is_require_grad());
         let x = Tensor::<2>::from_data([[1.0f32, 2.0]], &device);
         let gradients = new.used.forward(x).sum().backward();
         assert!(new.used.weight.val().grad(&gradients).is_some());
         assert!(old.used.weight.val().grad(&gradients).is_none(), "no node is shared with the old network");
-        let plain = write(old, &layout, &Flat::upload(&[0.0; 19], &[0.0; 6], &Device::flex()), &Device::flex());
+        let plain = write(old, &layout, &Flat::upload(vec![0.0; 19], vec![0.0; 6], &Device::flex()), &Device::flex());
         assert!(!plain.used.weight.val().is_autodiff());
     }
 

@@ -397,6 +397,7 @@ fn group_sums<const FMA: bool, const N: usize>(
     beta: &mut [f32],
     gamma: &mut [f32],
 ) -> usize {
+    #[inline(always)]
     fn group<const N: usize>(values: &[f32], at: usize) -> &[f32; N] {
         values[at..].first_chunk().expect("a group ends within a row")
     }

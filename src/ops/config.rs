@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which operations compute; each choice has bits of its own.
+/// Which operations compute on the CPU; each choice has bits of its own. On other devices burn's compute anyway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OpsConfig {
-    /// Every convolution is a plain matrix product: Winograd's algorithm, whose error is up to twice as large, is not used.
+    /// Every convolution is a plain matrix product: Winograd's algorithm, whose error is up to twice as large, is not used. Changes nothing beside `plain`.
     pub exact: bool,
     /// burn's own operations instead of ours: a few times slower on the CPU, to compare with.
     pub plain: bool,

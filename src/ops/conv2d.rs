@@ -191,24 +191,6 @@ pub(super) fn plain(
     to_nhwc(burn::tensor::module::conv2d(to_nchw(x), weight, bias, options))
 }
 
-/// Convolves images in torch's layout. `[b, c, h, w]`, `[o, c, kh, kw]`, `[o]` -> `[b, o, h', w']`
-///
-/// The result is a view of a channels-last tensor, so a chain of these calls copies nothing between them; an element-wise
-/// operation of burn's may.
-///
-/// # Panics
-/// Panics if the shapes do not fit together.
-#[must_use]
-pub fn conv2d(
-    x: Tensor<4>,
-    weight: Tensor<4>,
-    bias: Option<Tensor<1>>,
-    stride: [usize; 2],
-    padding: [usize; 2],
-) -> Tensor<4> {
-    to_nchw(conv2d_nhwc(to_nhwc(x), weight, bias, stride, padding))
-}
-
 /// Views torch's layout as channels-last. `[b, c, h, w]` -> `[b, h, w, c]`
 #[must_use]
 pub fn to_nhwc(x: Tensor<4>) -> Tensor<4> {
@@ -376,7 +358,7 @@ mod tests {
         let copy = flat(&read(copy.clone()), &device).reshape(copy.dims());
         let expected = read(conv2d_nhwc(copy, w.clone(), None, [1, 1], [1, 1]));
         assert_eq!(read(conv2d_nhwc(to_nhwc(nchw.clone()), w.clone(), None, [1, 1], [1, 1])), expected);
-        assert_eq!(read(to_nhwc(conv2d(nchw, w, None, [1, 1], [1, 1]))), expected);
+        assert_eq!(read(conv2d_nhwc(to_nhwc(nchw), w, None, [1, 1], [1, 1])), expected);
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub(super) fn matmul_by_blocks(a: Matrix, b: Matrix, mut finish: impl FnMut(Rang
     }
 }
 
-/// Multiplies `a * b` in blocks of rows.
+/// Multiplies `a * b`.
 pub(super) fn product(a: Matrix, b: Matrix) -> Vec<f32> {
     let mut out = buffer(a.rows * b.columns);
     matmul(&mut out, b.columns, a, b, false);

@@ -8,7 +8,7 @@
 //!
 //! An operation runs on the thread that calls it, start to end: no rayon, no atomics, matrix products with
 //! `Parallelism::None`. Ranks are the way to use cores. What is left of the promise "the same bits" is then a matter of
-//! the order of additions, and that depends on shapes alone: reductions over rows go in blocks of a fixed number of rows
+//! the order of additions, and that depends on shapes alone: reductions over rows go in blocks whose number of rows depends on the shape
 //! (see each file) and over the elements of a row in 32 interleaved sums, added up in a fixed order. A tensor
 //! with and without gradient goes through the same kernel.
 //!
@@ -42,7 +42,7 @@ mod winograd;
 pub use attention::attention;
 pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_train};
 pub use config::{OpsConfig, configure};
-pub use conv2d::{conv2d, conv2d_nhwc, to_nchw, to_nhwc};
+pub use conv2d::{conv2d_nhwc, to_nchw, to_nhwc};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_gelu, linear_residual};
 pub use memory::keep_pages;

@@ -1,5 +1,7 @@
 //! Euclidean norms of flat vectors with one order of additions on every machine.
 
+#![allow(clippy::inline_always, reason = "a function takes on its caller's target features by being inlined")]
+
 use std::array;
 
 use crate::ops::simd::vectorized;

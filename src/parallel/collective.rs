@@ -45,11 +45,11 @@ pub trait Collective: Send {
     /// When a rank has failed.
     fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted>;
 
-    /// Gives every rank of this process what its first rank has; the others bring nothing. See [`share_value`].
+    /// Gives every rank of this process what its first rank has; the others bring nothing. See [`value_from_leader`].
     ///
     /// # Errors
     /// When a rank has failed.
-    fn share(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
+    fn from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
 
     /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
     fn abort(&self, reason: &str);
@@ -65,8 +65,11 @@ pub type Shared = Arc<dyn Any + Send + Sync>;
 ///
 /// # Panics
 /// If ranks do not call the same operations in the same order.
-pub fn share_value<T: Send + Sync + 'static>(ranks: &dyn Collective, value: Option<T>) -> Result<Arc<T>, Aborted> {
-    let shared = ranks.share(value.map(|value| Arc::new(value) as Shared))?;
+pub fn value_from_leader<T: Send + Sync + 'static>(
+    ranks: &dyn Collective,
+    value: Option<T>,
+) -> Result<Arc<T>, Aborted> {
+    let shared = ranks.from_leader(value.map(|value| Arc::new(value) as Shared))?;
     Ok(shared.downcast().expect("ranks call the same operation"))
 }
 
@@ -157,6 +160,9 @@ impl ThreadRank {
     }
 }
 
+/// Elements that are added up at a time.
+const PIECE: usize = 1 << 16;
+
 impl Collective for ThreadRank {
     fn rank(&self) -> usize {
         self.rank
@@ -187,13 +193,16 @@ impl Collective for ThreadRank {
         if self.world.size == 1 {
             return Ok(Some(finish(&mut nodes.into_iter())));
         }
-        // each rank adds up its share of the elements, then the shares are put together
-        let length = nodes.first().map_or(0, |node| node.values.len());
-        let mine = share(length, self.rank, self.world.size);
+        // each rank adds up its share of the elements, in pieces that stay in the cache, then the shares are put together
         let all = self.exchange(nodes)?;
-        let parts = all.iter().flat_map(|nodes| nodes.iter());
-        let cut = |node: &Node<f32>| Node { values: node.values[mine.clone()].to_vec(), ..*node };
-        let reduced = finish(&mut parts.map(cut));
+        let length = all.iter().flat_map(|nodes| nodes.iter()).map(|node| node.values.len()).next().unwrap_or(0);
+        let mine = share(length, self.rank, self.world.size);
+        let mut reduced = Vec::with_capacity(mine.len());
+        for start in mine.clone().step_by(PIECE) {
+            let piece = start..mine.end.min(start + PIECE);
+            let cut = |node: &Node<f32>| Node { values: node.values[piece.clone()].to_vec(), ..*node };
+            reduced.extend(finish(&mut all.iter().flat_map(|nodes| nodes.iter()).map(cut)));
+        }
         drop(all);
         let shares = self.exchange(reduced)?;
         Ok(self.leads().then(|| {
@@ -203,7 +212,7 @@ impl Collective for ThreadRank {
         }))
     }
 
-    fn share(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
+    fn from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
         if self.world.size == 1 {
             return Ok(value.expect("the first rank brings the value"));
         }
@@ -332,7 +341,7 @@ mod tests {
         for size in [1, 2, 3] {
             let all = run(size, |rank| {
                 let mine = rank.leads().then(|| vec![rank.rank() as f32 + 7.0]);
-                share_value(&rank, mine).map_err(|e| e.to_string())
+                value_from_leader(&rank, mine).map_err(|e| e.to_string())
             })
             .unwrap();
             assert_eq!(all.len(), size);

@@ -3,5 +3,5 @@
 mod collective;
 mod tree;
 
-pub use collective::{Aborted, Collective, Shared, ThreadRank, run_ranks, share_value};
+pub use collective::{Aborted, Collective, Shared, ThreadRank, run_ranks, value_from_leader};
 pub use tree::{Node, TreeSum, share};

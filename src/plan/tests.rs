@@ -156,6 +156,8 @@ fn the_digest_sees_what_matters_and_nothing_else() {
         "schedule.lr=0.2",
         "method.simclr.temperature=0.2",
         "data.mean=[0, 0, 0]",
+        "ops.exact=true",
+        "ops.plain=true",
     ];
     for change in other {
         assert_ne!(digest(&[change]), digest(&[]), "{change}");

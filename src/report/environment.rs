@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::files::{FileError, write_json};
 
 /// Libraries whose version can change the bits of a run, as locked in `Cargo.lock` (a test compares).
-const LIBRARIES: [(&str, &str); 6] = [
+const LIBRARIES: [(&str, &str); 7] = [
     ("burn", "0.22.1"),
     ("burn-flex", "0.22.1"),
     ("fast_image_resize", "6.1.0"),
+    ("gemm", "0.19.0"),
     ("image", "0.25.10"),
     ("rand_chacha", "0.10.0"),
     ("zune-jpeg", "0.5.15"),

@@ -378,9 +378,9 @@ fn resume_from_a_named_checkpoint() {
     assert!(said.contains("written by another recipe"), "{said}");
 }
 
-/// A file system of `kib` KiB, or nothing where this user may not mount one.
+/// A file system in memory with the options of `mount`, or nothing where this user may not mount one.
 #[cfg(target_os = "linux")]
-fn small_disk(at: &Path, kib: usize) -> Option<impl Drop> {
+fn disk(at: &Path, options: &str) -> Option<impl Drop> {
     struct Mounted(PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {
@@ -388,10 +388,24 @@ fn small_disk(at: &Path, kib: usize) -> Option<impl Drop> {
         }
     }
     fs::create_dir_all(at).unwrap();
-    let size = format!("size={kib}k");
     let mut mount = Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).stderr(Stdio::null());
+    mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).stderr(Stdio::null());
     mount.status().ok().filter(std::process::ExitStatus::success).map(|_| Mounted(at.to_owned()))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_read_only_folder_is_one_sentence() {
+    let place = Place::new(SIMCLR);
+    let at = place.path("disk");
+    let Some(_mounted) = disk(&at, "ro") else {
+        eprintln!("skipped: this user may not mount a file system");
+        return;
+    };
+    let output = place.output("disk/run", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("error: ") && said.contains("Read-only file system") && said.contains("hint: "), "{said}");
 }
 
 #[cfg(target_os = "linux")]
@@ -400,9 +414,10 @@ fn a_full_disk_is_one_sentence_and_no_half_written_checkpoint() {
     let place = Place::new(SIMCLR);
     let whole = place.run("whole", &[]);
     let checkpoint: u64 = whole.files.values().map(|bytes| bytes.len() as u64).sum();
-    let disk = place.path("disk");
+    let at = place.path("disk");
     // room for one checkpoint and the logs, not for two
-    let Some(_mounted) = small_disk(&disk, (checkpoint * 3 / 2 / 1024) as usize) else {
+    let size = format!("size={}k", checkpoint * 3 / 2 / 1024);
+    let Some(_mounted) = disk(&at, &size) else {
         eprintln!("skipped: this user may not mount a file system");
         return;
     };
@@ -411,12 +426,12 @@ fn a_full_disk_is_one_sentence_and_no_half_written_checkpoint() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("No space left on device") && said.contains("hint: "), "{said}");
     assert!(!said.contains("panicked"), "{said}");
-    let names: Vec<String> = fs::read_dir(disk.join("run/checkpoints"))
+    let names: Vec<String> = fs::read_dir(at.join("run/checkpoints"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect();
     assert!(names.iter().all(|name| name == "latest" || name.starts_with("step-")), "{names:?}");
-    for (_, path) in autodidact::checkpoint::list(&disk.join("run/checkpoints")) {
+    for (_, path) in autodidact::checkpoint::list(&at.join("run/checkpoints")) {
         autodidact::checkpoint::verify(&path).unwrap();
     }
 }

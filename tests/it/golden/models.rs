@@ -149,7 +149,7 @@ fn load<M: Module>(module: M, tensors: &BTreeMap<String, Array>, device: &Device
     for entry in layout.entries() {
         assert_eq!(entry.shape, tensors[&entry.path].shape, "shape of {}", entry.path);
     }
-    (write(module, &layout, &Flat::upload(&weights, &buffers, device), device), layout)
+    (write(module, &layout, &Flat::upload(weights, buffers, device), device), layout)
 }
 
 fn scope() -> Scope {
