@@ -5,7 +5,7 @@
 //! PYTHON is an interpreter with torch; without it only burn is compared with. Prints milliseconds (median; on Linux the thread's CPU time, so that
 //! a busy machine disturbs less) and GFLOP/s, then how many times longer burn and PyTorch take, forward and backward together. The first
 //! `linear` is close to a bare matrix product, the machine's ceiling at the moment.
-#![allow(clippy::print_stdout, missing_docs)]
+#![allow(clippy::print_stdout, clippy::doc_markdown, missing_docs)]
 
 mod peer;
 

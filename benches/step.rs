@@ -7,7 +7,7 @@
 //! per core. They take turns: in each round ours runs `--steps` steps, then PyTorch's. Prints medians of images/s, their
 //! ratio, and the peak of resident memory of the process (Linux; PyTorch's has Python and its libraries in it, some 300 MiB; ours keeps what it
 //! has freed). Batch norm takes its statistics over a rank's part of the batch on our side. Without `--python` only ours runs. The first step of each side (fresh memory) is left out.
-#![allow(clippy::print_stdout, missing_docs)]
+#![allow(clippy::print_stdout, clippy::doc_markdown, missing_docs)]
 
 mod peer;
 

@@ -152,9 +152,7 @@ impl RankStep<'_> {
 
     fn backward(&self, scalar: &Tensor<1>) -> Vec<f32> {
         let mut gradients = scalar.backward();
-        let mut flat = vec![0.0; self.learner.layout().num_weights()];
-        self.learner.gradients(&mut gradients, &mut flat);
-        flat
+        self.learner.gradients(&mut gradients)
     }
 }
 

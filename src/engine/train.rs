@@ -63,7 +63,10 @@ pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
     ops::configure(job.plan.recipe.ops);
     let panicked = |rank, text| EngineError::Panicked { rank, text };
     let mut results = run_ranks(job.plan.ranks, panicked, |rank| train_rank(job, &rank))?;
-    Ok(results.swap_remove(0).expect("the first rank returns the state"))
+    match results.swap_remove(0) {
+        Some(trained) => Ok(trained),
+        None => unreachable!("the first rank leads its process and returns the state"),
+    }
 }
 
 /// Returns what came out on the first rank.

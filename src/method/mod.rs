@@ -108,8 +108,8 @@ pub trait Learner: Send {
     fn buffers(&self) -> Vec<f32>;
     /// Replaces all parameters.
     fn set(&mut self, flat: &Flat);
-    /// Writes the gradients of the trained parameters into `out` in flat order, zero where there is none.
-    fn gradients(&self, gradients: &mut Gradients, out: &mut [f32]);
+    /// Takes out the gradients of the trained parameters in flat order, zero where there is none.
+    fn gradients(&self, gradients: &mut Gradients) -> Vec<f32>;
 }
 
 struct Holder<M> {
@@ -160,8 +160,8 @@ impl<M: Method> Learner for Holder<M> {
         }
     }
 
-    fn gradients(&self, gradients: &mut Gradients, out: &mut [f32]) {
-        params::gradients_into(self.network(), &self.layout, gradients, out);
+    fn gradients(&self, gradients: &mut Gradients) -> Vec<f32> {
+        params::read_gradients(self.network(), &self.layout, gradients)
     }
 }
 

@@ -360,8 +360,10 @@ impl Mlp {
     pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
         if !self.gated {
             let layer = |linear: &Linear| {
-                let bias = linear.bias.as_ref().expect("both layers are built with a bias");
-                (linear.weight.val(), bias.val())
+                let weight = linear.weight.val();
+                let none = || Tensor::zeros([weight.dims()[0]], &weight.device().without_autodiff());
+                let bias = linear.bias.as_ref().map_or_else(none, Param::val);
+                (weight, bias)
             };
             return ops::mlp(x, layer(&self.fc1), layer(&self.fc2), residual);
         }
@@ -522,8 +524,9 @@ impl Block {
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let x = self.add(0, x, &self.ls1, |x, residual| self.attn.forward(self.norm1.forward(x), residual), pass);
-        self.add(1, x, &self.ls2, |x, residual| self.mlp.forward(self.norm2.forward(x), residual), pass)
+        let x =
+            self.add(0, x, self.ls1.as_ref(), |x, residual| self.attn.forward(self.norm1.forward(x), residual), pass);
+        self.add(1, x, self.ls2.as_ref(), |x, residual| self.mlp.forward(self.norm2.forward(x), residual), pass)
     }
 
     /// Adds a branch to its input: the branch's last layer does it, unless something comes between.
@@ -531,7 +534,7 @@ impl Block {
         &self,
         index: usize,
         x: Tensor<3>,
-        scale: &Option<LayerScale>,
+        scale: Option<&LayerScale>,
         branch: impl Fn(Tensor<3>, Option<Tensor<3>>) -> Tensor<3>,
         pass: &Pass,
     ) -> Tensor<3> {

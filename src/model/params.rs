@@ -209,10 +209,14 @@ pub fn write<M: Module>(module: M, layout: &Layout, flat: &Flat, device: &Device
 /// Takes the gradients out and lays them out flat; zero where a parameter has none.
 ///
 /// # Panics
-/// When the layout is of another module or `out` has another length than its weights.
-pub fn gradients_into<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients, out: &mut [f32]) {
-    assert_eq!(out.len(), layout.num_weights, "gradients of another network");
-    module.visit(&mut GradientReader { at: Cursor::new(layout), gradients, out });
+/// When the layout is of another module.
+#[must_use]
+pub fn read_gradients<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> Vec<f32> {
+    let values = Vec::with_capacity(layout.num_weights);
+    let mut reader = GradientReader { at: Cursor::new(layout), gradients, values };
+    module.visit(&mut reader);
+    assert_eq!(reader.values.len(), layout.num_weights, "gradients of another network");
+    reader.values
 }
 
 /// Values of a tensor in row-major order.
@@ -301,7 +305,7 @@ impl ModuleMapper for Writer<'_> {
 struct GradientReader<'a> {
     at: Cursor<'a>,
     gradients: &'a mut Gradients,
-    out: &'a mut [f32],
+    values: Vec<f32>,
 }
 
 impl ModuleVisitor for GradientReader<'_> {
@@ -310,10 +314,9 @@ impl ModuleVisitor for GradientReader<'_> {
         if entry.kind == Kind::Buffer {
             return;
         }
-        let out = &mut self.out[entry.range()];
         match param.val().grad_remove(self.gradients) {
-            Some(gradient) => out.copy_from_slice(&to_vec(gradient)),
-            None => out.fill(0.0),
+            Some(gradient) => self.values.extend_from_slice(&to_vec(gradient)),
+            None => self.values.resize(self.values.len() + entry.len, 0.0),
         }
     }
 }
@@ -371,8 +374,7 @@ mod tests {
         let layout = Layout::of(&net);
         let x = Tensor::<2>::from_data([[1.0f32, 2.0], [3.0, 5.0]], &device);
         let mut gradients = net.used.forward(x).sum().backward();
-        let mut out = vec![f32::NAN; 19];
-        gradients_into(&net, &layout, &mut gradients, &mut out);
+        let out = read_gradients(&net, &layout, &mut gradients);
         assert_eq!(out[..9], [4.0, 7.0, 4.0, 7.0, 4.0, 7.0, 2.0, 2.0, 2.0]);
         assert_eq!(out[9..], [0.0; 10]);
     }

@@ -49,7 +49,7 @@ pub trait Collective: Send {
     ///
     /// # Errors
     /// When a rank has failed.
-    fn from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
+    fn take_from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
 
     /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
     fn abort(&self, reason: &str);
@@ -69,7 +69,7 @@ pub fn value_from_leader<T: Send + Sync + 'static>(
     ranks: &dyn Collective,
     value: Option<T>,
 ) -> Result<Arc<T>, Aborted> {
-    let shared = ranks.from_leader(value.map(|value| Arc::new(value) as Shared))?;
+    let shared = ranks.take_from_leader(value.map(|value| Arc::new(value) as Shared))?;
     Ok(shared.downcast().expect("ranks call the same operation"))
 }
 
@@ -155,7 +155,9 @@ impl ThreadRank {
         }
         let parts = self.exchange(values)?;
         let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-        parts.iter().for_each(|part| all.extend_from_slice(part));
+        for part in &parts {
+            all.extend_from_slice(part);
+        }
         Ok(all)
     }
 }
@@ -207,12 +209,14 @@ impl Collective for ThreadRank {
         let shares = self.exchange(reduced)?;
         Ok(self.leads().then(|| {
             let mut total = Vec::with_capacity(length);
-            shares.iter().for_each(|share| total.extend_from_slice(share));
+            for share in &shares {
+                total.extend_from_slice(share);
+            }
             total
         }))
     }
 
-    fn from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
+    fn take_from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
         if self.world.size == 1 {
             return Ok(value.expect("the first rank brings the value"));
         }

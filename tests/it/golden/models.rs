@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use autodidact::mask::keep_smallest;
 use autodidact::model::layers::Linear;
-use autodidact::model::params::{Flat, Layout, gradients_into, read_buffers, write};
+use autodidact::model::params::{Flat, Layout, read_buffers, read_gradients, write};
 use autodidact::model::position::Bicubic;
 use autodidact::model::{
     Boundary, Decoder, DecoderArch, Kind, Noise, Pass, Pool, PositionEmbedding, ResNet, ResNetArch, ResidualKind,
@@ -213,8 +213,7 @@ impl<'a> Outputs<'a> {
 }
 
 fn gradients_of<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> BTreeMap<String, Vec<f32>> {
-    let mut flat = vec![f32::NAN; layout.num_weights()];
-    gradients_into(module, layout, gradients, &mut flat);
+    let flat = read_gradients(module, layout, gradients);
     let trained = layout.entries().iter().filter(|entry| entry.kind == Kind::Trained);
     trained.map(|entry| (entry.path.clone(), flat[entry.offset..entry.offset + entry.len].to_vec())).collect()
 }
