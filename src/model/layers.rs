@@ -357,13 +357,12 @@ impl Mlp {
     /// # Shapes
     /// `[batch, tokens, dim]` to the same.
     #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "both layers have a bias")]
     pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
         if !self.gated {
             let layer = |linear: &Linear| {
-                let weight = linear.weight.val();
-                let none = || Tensor::zeros([weight.dims()[0]], &weight.device().without_autodiff());
-                let bias = linear.bias.as_ref().map_or_else(none, Param::val);
-                (weight, bias)
+                let bias = linear.bias.as_ref().expect("`new` gives both layers a bias");
+                (linear.weight.val(), bias.val())
             };
             return ops::mlp(x, layer(&self.fc1), layer(&self.fc2), residual);
         }

@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn reduces_to_the_same_bits_on_any_number_of_ranks() {
-        let leaf = |i: usize| (0..17).map(|j| 1.0 / ((i * 31 + j * 7 + 1) as f32)).collect::<Vec<_>>();
-        for leaves in [1, 5, 8, 12] {
+        for (leaves, length) in [(1, 17), (5, 17), (8, 17), (12, 17), (5, 3 * PIECE + 17)] {
+            let leaf = |i: usize| (0..length).map(|j| 1.0 / ((i * 31 + j * 7 + 1) as f32)).collect::<Vec<_>>();
             let totals: Vec<Vec<f32>> = (1..=leaves.min(6))
                 .map(|size| {
                     let work = |rank: ThreadRank| {
