@@ -219,9 +219,9 @@ pub fn read_gradients<M: Module>(module: &M, layout: &Layout, gradients: &mut Gr
     reader.values
 }
 
-/// Values of a tensor in row-major order.
-fn to_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().expect("weights are f32")
+/// Appends the values of a tensor in row-major order.
+fn append<const D: usize>(values: &mut Vec<f32>, tensor: Tensor<D>) {
+    values.extend_from_slice(tensor.into_data().as_slice().expect("weights are f32"));
 }
 
 #[derive(Default)]
@@ -276,7 +276,7 @@ struct Reader<'a> {
 impl ModuleVisitor for Reader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.at.next(param.id).kind == self.kind {
-            self.values.extend(to_vec(param.val()));
+            append(&mut self.values, param.val());
         }
     }
 }
@@ -315,7 +315,7 @@ impl ModuleVisitor for GradientReader<'_> {
             return;
         }
         match param.val().grad_remove(self.gradients) {
-            Some(gradient) => self.values.extend_from_slice(&to_vec(gradient)),
+            Some(gradient) => append(&mut self.values, gradient),
             None => self.values.resize(self.values.len() + entry.len, 0.0),
         }
     }
@@ -406,8 +406,11 @@ mod tests {
         let mut buffers = read_buffers(&net, &layout);
         for stats in pass.take_batch_stats() {
             let [mean, var] = layout.places(&stats);
-            fold(&mut buffers[mean], &to_vec(stats.mean));
-            fold(&mut buffers[var], &to_vec(stats.var));
+            for (place, values) in [(mean, stats.mean), (var, stats.var)] {
+                let mut batch = Vec::new();
+                append(&mut batch, values);
+                fold(&mut buffers[place], &batch);
+            }
         }
         let expected = [0.2, 0.4, 0.6, 0.9 + 0.1 * 2.0, 0.9 + 0.1 * 8.0, 0.9 + 0.1 * 18.0];
         assert!(buffers.iter().zip(expected).all(|(b, e)| (f64::from(*b) - e).abs() < 1e-6), "{buffers:?}");

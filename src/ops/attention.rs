@@ -95,16 +95,14 @@ impl Attention {
             statistics.fill(0.0);
             return (output, statistics);
         }
-        let (mut q, mut k, mut v) = (work_area(n * size), work_area(n * size), work_area(n * size));
-        let (mut scores, mut out) = (work_area(n * n), work_area(n * size));
+        let (mut k, mut scores) = (work_area(n * size), work_area(n * n));
         for head in self.heads() {
-            copy_head(&qkv[head.q..], 3 * width, size, &mut q);
+            let q = Matrix::with_stride(&qkv[head.q..], n, size, 3 * width);
+            let v = Matrix::with_stride(&qkv[head.v..], n, size, 3 * width);
             transpose(&qkv[head.k..], 3 * width, size, &mut k, n);
-            copy_head(&qkv[head.v..], 3 * width, size, &mut v);
-            matmul(&mut scores, n, Matrix::new(&q, n, size), Matrix::new(&k, size, n), false);
+            matmul(&mut scores, n, q, Matrix::new(&k, size, n), false);
             softmax(&mut scores, self.scale(), &mut statistics[head.statistics.clone()]);
-            matmul(&mut out, size, Matrix::new(&scores, n, n), Matrix::new(&v, n, size), false);
-            put_head(&out, size, &mut output[head.output..], width);
+            matmul(&mut output[head.output..], width, Matrix::new(&scores, n, n), v, false);
         }
         (output, statistics)
     }
@@ -115,45 +113,25 @@ impl Attention {
         if size == 0 || n == 0 {
             return gradient;
         }
-        let (mut q, mut k, mut turned) = (work_area(n * size), work_area(n * size), work_area(n * size));
-        let (mut dout, mut product) = (work_area(n * size), work_area(n * size));
+        let mut turned = work_area(n * size);
         let (mut probs, mut scores) = (work_area(n * n), work_area(n * n));
         for head in self.heads() {
-            copy_head(&qkv[head.q..], 3 * width, size, &mut q);
-            copy_head(&qkv[head.k..], 3 * width, size, &mut k);
-            copy_head(&dy[head.output..], width, size, &mut dout);
-            let [q, k, dout] = [&q, &k, &dout].map(|values| Matrix::new(values, n, size));
+            let [q, k] = [head.q, head.k].map(|at| Matrix::with_stride(&qkv[at..], n, size, 3 * width));
+            let dout = Matrix::with_stride(&dy[head.output..], n, size, width);
 
             transpose(&qkv[head.k..], 3 * width, size, &mut turned, n);
             matmul(&mut probs, n, q, Matrix::new(&turned, size, n), false);
             softmax_again(&mut probs, self.scale(), &statistics[head.statistics.clone()]);
-            matmul(&mut product, size, Matrix::new(&probs, n, n).t(), dout, false);
-            put_head(&product, size, &mut gradient[head.v..], 3 * width);
+            matmul(&mut gradient[head.v..], 3 * width, Matrix::new(&probs, n, n).t(), dout, false);
 
             transpose(&qkv[head.v..], 3 * width, size, &mut turned, n);
             matmul(&mut scores, n, dout, Matrix::new(&turned, size, n), false);
             let (dy, output) = (&dy[head.output..], &output[head.output..]);
             softmax_gradient(&mut scores, &probs, dy, output, size, width, self.scale());
-            matmul(&mut product, size, Matrix::new(&scores, n, n), k, false);
-            put_head(&product, size, &mut gradient[head.q..], 3 * width);
-            matmul(&mut product, size, Matrix::new(&scores, n, n).t(), q, false);
-            put_head(&product, size, &mut gradient[head.k..], 3 * width);
+            matmul(&mut gradient[head.q..], 3 * width, Matrix::new(&scores, n, n), k, false);
+            matmul(&mut gradient[head.k..], 3 * width, Matrix::new(&scores, n, n).t(), q, false);
         }
         gradient
-    }
-}
-
-/// Copies a head's columns out of rows that are `stride` apart. `[tokens, size]`
-fn copy_head(from: &[f32], stride: usize, size: usize, to: &mut [f32]) {
-    for (from, to) in from.chunks(stride).zip(to.chunks_exact_mut(size)) {
-        to.copy_from_slice(&from[..size]);
-    }
-}
-
-/// Copies a head's columns into rows that are `stride` apart.
-fn put_head(from: &[f32], size: usize, to: &mut [f32], stride: usize) {
-    for (from, to) in from.chunks_exact(size).zip(to.chunks_mut(stride)) {
-        to[..size].copy_from_slice(from);
     }
 }
 

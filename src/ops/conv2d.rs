@@ -304,6 +304,9 @@ mod tests {
             case([40, 4, 4, 64], 64, [3, 3], [1, 1], [1, 1]),
             case([1, 1, 1, 8], 8, [3, 3], [1, 1], [1, 1]),
             case([2, 5, 6, 256], 64, [3, 3], [1, 1], [1, 1]),
+            // filters by piece: forward, and in both directions with ragged pieces
+            case([3, 4, 4, 136], 72, [3, 3], [1, 1], [1, 1]),
+            case([2, 4, 4, 360], 328, [3, 3], [1, 1], [1, 1]),
         ];
         let worst = cases.into_iter().map(|g| check(g, true, 4e-6)).fold(0.0, f64::max);
         eprintln!("winograd: worst {worst:.1e}");

@@ -230,18 +230,21 @@ pub(super) fn add_to_totals(totals: &mut [f64], sums: &[f32]) {
 
 /// Values of neighbouring channels in a register.
 ///
-/// # Safety of implementations
-///
-/// `__m256` needs AVX and FMA, `__m512` AVX-512: use them only below a function compiled for them (`vectorized!` with `FMA`, `WIDE`).
+/// The instructions exist on some machines only, so a first value is had from [`Lanes::zero`] alone, which is unsafe; all others come
+/// from that one. Whoever has a value may use its instructions.
 pub(super) trait Lanes: Copy {
     /// Number of values.
     const WIDTH: usize;
+    /// Returns zeros.
+    ///
+    /// # Safety
+    /// `__m256` needs a machine with AVX2 and FMA, `__m512` one with AVX-512.
+    #[expect(unsafe_code, reason = "the promise that all other functions rest on")]
+    unsafe fn zero() -> Self;
     /// Reads the first values of a slice.
-    fn load(from: &[f32]) -> Self;
+    fn load(self, from: &[f32]) -> Self;
     /// Writes to the start of a slice.
     fn store(self, to: &mut [f32]);
-    /// Zeros.
-    fn zero() -> Self;
     /// `self + other`.
     fn add(self, other: Self) -> Self;
     /// `self - other`.
@@ -255,7 +258,7 @@ pub(super) trait Lanes: Copy {
 impl Lanes for [f32; 8] {
     const WIDTH: usize = 8;
     #[inline(always)]
-    fn load(from: &[f32]) -> Self {
+    fn load(self, from: &[f32]) -> Self {
         *from.first_chunk().expect("a whole register")
     }
     #[inline(always)]
@@ -263,7 +266,8 @@ impl Lanes for [f32; 8] {
         *to.first_chunk_mut().expect("a whole register") = self;
     }
     #[inline(always)]
-    fn zero() -> Self {
+    #[expect(unsafe_code, reason = "as the trait says; here there is nothing to promise")]
+    unsafe fn zero() -> Self {
         [0.0; 8]
     }
     #[inline(always)]
@@ -286,7 +290,7 @@ impl Lanes for [f32; 8] {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    #![expect(unsafe_code, reason = "intrinsics; the trait states when they may be used")]
+    #![expect(unsafe_code, reason = "intrinsics")]
     use std::arch::x86_64::{
         __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
         _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
@@ -298,9 +302,9 @@ mod x86 {
             impl super::Lanes for $register {
                 const WIDTH: usize = $width;
                 #[inline(always)]
-                fn load(from: &[f32]) -> Self {
+                fn load(self, from: &[f32]) -> Self {
                     let from: &[f32; $width] = from.first_chunk().expect("a whole register");
-                    // SAFETY: so many readable values; the instructions by the trait's condition, here and below.
+                    // SAFETY: so many readable values; `self` shows that the machine has the instruction, here and below.
                     unsafe { $load(from.as_ptr()) }
                 }
                 #[inline(always)]
@@ -310,8 +314,8 @@ mod x86 {
                     unsafe { $store(to.as_mut_ptr(), self) }
                 }
                 #[inline(always)]
-                fn zero() -> Self {
-                    // SAFETY: registers only, as in the rest.
+                unsafe fn zero() -> Self {
+                    // SAFETY: the caller's promise.
                     unsafe { $zero() }
                 }
                 #[inline(always)]
