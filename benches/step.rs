@@ -21,7 +21,7 @@ use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Sees, learne
 use autodidact::model::layers::Linear;
 use autodidact::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
 use autodidact::ops;
-use autodidact::optim::{AdamWConfig, OptimizerConfig, Schedule};
+use autodidact::optim::{AdamWConfig, Clip, OptimizerConfig, Ramp, Schedule};
 use autodidact::parallel::{Collective, ThreadRank, run_ranks, share, value_from_leader};
 use autodidact::rng::{Purpose, Stream};
 use burn::module::Module;
@@ -156,8 +156,10 @@ fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)
             weight_decay: 0.01,
             decay_all: false,
         }),
-        schedule: Schedule { lr: 1e-3, min_lr: 0.0, warmup_epochs: 0.0, epochs: 1.0, steps_per_epoch: 1_000_000 },
-        clip_norm: None,
+        parameters: Vec::new(),
+        schedule: Schedule { lr: 1e-3, steps_per_epoch: 1_000_000, ..Schedule::default() },
+        weight_decay: Ramp::constant(0.01),
+        clip: Clip::None,
         ema: None,
     };
     let micro = share(world, ranks.rank(), world);

@@ -18,6 +18,7 @@ pub mod ops;
 pub mod optim;
 pub mod parallel;
 pub mod plan;
+pub mod precision;
 pub mod recipe;
 pub mod report;
 pub mod rng;

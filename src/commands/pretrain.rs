@@ -16,7 +16,7 @@ use crate::error::{Failure, Kind};
 use crate::files::{FileError, write_atomically};
 use crate::method::Inputs;
 use crate::model::Scope;
-use crate::optim::Groups;
+use crate::optim::{Groups, ParameterRule};
 use crate::plan::{DataFacts, Plan, Request};
 use crate::recipe::{self, Loaded, Problem};
 use crate::report::{Environment, Summary, quoted, read_metrics};
@@ -38,7 +38,7 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         for warning in &plan.warnings {
             say(&warning.to_string());
         }
-        return print(format_args!("{plan}\n{groups}"));
+        return print(format_args!("{plan}\n{}", groups.table(&plan.weight_decay)));
     }
 
     let folder = args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(&plan.name));
@@ -167,7 +167,17 @@ fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
         let problem = Problem::at(error.key, error.problem).hint(error.hint);
         Failure::from(loaded.error(vec![problem]))
     })?;
-    let groups = Groups::new(&recipe.optimizer, &engine::specs(learner.layout()));
+    let specs = engine::specs(learner.layout());
+    let without_effect = |(index, rule): (usize, &ParameterRule)| {
+        let error = rule.check(&specs).err()?;
+        let key = format!("parameters.{index}.{}", error.key);
+        Some(Problem::at(&key, format!("`{key}` {}", error.problem)).hint(error.hint))
+    };
+    let problems: Vec<Problem> = recipe.parameters.iter().enumerate().filter_map(without_effect).collect();
+    if !problems.is_empty() {
+        return Err(loaded.error(problems).into());
+    }
+    let groups = Groups::new(&recipe.optimizer, &specs, &recipe.parameters, plan.steps_per_epoch);
     plan.parameters = Some(learner.layout().num_weights());
     Ok(groups)
 }

@@ -18,7 +18,6 @@ use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::method::Inputs;
 use crate::model::Scope;
 use crate::ops;
-use crate::optim::Schedule;
 use crate::parallel::{Collective, ThreadRank, run_ranks};
 use crate::plan::Plan;
 
@@ -127,14 +126,10 @@ fn settings(plan: &Plan) -> Settings {
         memory: recipe.batch.memory,
         steps_per_epoch: plan.steps_per_epoch,
         optimizer: recipe.optimizer.clone(),
-        schedule: Schedule {
-            lr: plan.lr,
-            min_lr: plan.min_lr,
-            warmup_epochs: recipe.schedule.warmup_epochs,
-            epochs: plan.epochs(),
-            steps_per_epoch: plan.steps_per_epoch,
-        },
-        clip_norm: recipe.schedule.clip_norm,
+        parameters: recipe.parameters.clone(),
+        schedule: plan.schedule(),
+        weight_decay: plan.weight_decay,
+        clip: recipe.schedule.clip(),
         ema: recipe.ema.clone(),
     }
 }

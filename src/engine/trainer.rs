@@ -17,7 +17,7 @@ use crate::data::HostBatch;
 use crate::method::Learner;
 use crate::model::Kind;
 use crate::model::params::{self, Flat, Layout};
-use crate::optim::{Optimizer, OptimizerConfig, ParamSpec, Schedule, clip_global_norm, ema, norm};
+use crate::optim::{Clip, Groups, Optimizer, OptimizerConfig, ParamSpec, ParameterRule, Ramp, Rates, Schedule, ema};
 use crate::parallel::{Collective, value_from_leader};
 
 /// What steps do; the same on every rank.
@@ -33,10 +33,14 @@ pub struct Settings {
     pub steps_per_epoch: u64,
     /// Optimizer.
     pub optimizer: OptimizerConfig,
+    /// What is different for some of the parameters, in this order; those of a method come before the recipe's.
+    pub parameters: Vec<ParameterRule>,
     /// Learning rate.
     pub schedule: Schedule,
-    /// Largest global norm of the gradient.
-    pub clip_norm: Option<f64>,
+    /// The optimizer's weight decay.
+    pub weight_decay: Ramp,
+    /// How the gradient is clipped.
+    pub clip: Clip,
     /// Moving average of the weights.
     pub ema: Option<EmaConfig>,
 }
@@ -162,7 +166,9 @@ impl<'a> Trainer<'a> {
 impl Leader {
     /// Returns what is kept, and the state to start from.
     fn start(settings: Settings, learner: &dyn Learner, resume: Option<&Path>) -> Result<(Self, State), EngineError> {
-        let mut optimizer = Optimizer::new(&settings.optimizer, &specs(learner.layout()));
+        let (specs, rules) = (specs(learner.layout()), &settings.parameters);
+        let groups = Groups::new(&settings.optimizer, &specs, rules, settings.steps_per_epoch);
+        let mut optimizer = Optimizer::new(&settings.optimizer, groups);
         let with_ema = settings.ema.is_some();
         let Some(path) = resume else {
             let weights = learner.weights();
@@ -194,14 +200,13 @@ impl Leader {
         let mut gradient = gradient.expect("the first rank of a process gets the gradient");
         let Self { settings, optimizer, ema } = self;
         finite(step, "loss", loss)?;
-        let grad_norm = match settings.clip_norm {
-            Some(limit) => clip_global_norm(&mut gradient, limit),
-            None => norm(&gradient),
-        };
+        optimizer.groups().cancel_frozen(step, &mut gradient);
+        let grad_norm = settings.clip.apply(&mut gradient, optimizer.groups().specs());
         finite(step, "norm of the gradient", grad_norm)?;
 
         let lr = settings.schedule.lr_at(step);
-        optimizer.step(weights, &gradient, lr);
+        let rates = Rates { lr, fixed_lr: settings.schedule.lr, weight_decay: settings.weight_decay.at(step) };
+        optimizer.step(weights, &gradient, &rates);
         fold(&batch_stats, &stats_places, buffers);
         // nothing that is not finite may reach a checkpoint, from which the run could never go on
         for values in [&*weights, &*buffers] {

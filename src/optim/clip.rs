@@ -6,6 +6,34 @@ use super::params::ParamSpec;
 /// Added to a norm before dividing by it: torch's `clip_grad_norm_` and DINO's `clip_gradients`.
 const EPSILON: f64 = 1e-6;
 
+/// How gradients are clipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Clip {
+    /// Not at all.
+    #[default]
+    None,
+    /// To a global norm, see [`clip_global_norm`].
+    Global(f64),
+    /// Each parameter to a norm, see [`clip_each_norm`].
+    Each(f64),
+}
+
+impl Clip {
+    /// Clips the gradient and returns its global norm before.
+    ///
+    /// # Panics
+    /// If a parameter lies beyond the end of `gradients`.
+    pub fn apply<'a>(self, gradients: &mut [f32], specs: impl IntoIterator<Item = &'a ParamSpec>) -> f64 {
+        let norm = norm(gradients);
+        match self {
+            Self::None => {}
+            Self::Global(limit) => scale_down(gradients, norm, limit),
+            Self::Each(limit) => clip_each_norm(gradients, specs, limit),
+        }
+        norm
+    }
+}
+
 /// Scales the whole gradient so that its norm is at most `max_norm`, and returns the norm before.
 ///
 /// torch's `clip_grad_norm_`: the factor is `max_norm / (norm + 1e-6)`, at most 1. Deviations: the norm is taken of the flat vector in
@@ -22,7 +50,7 @@ pub fn clip_global_norm(gradients: &mut [f32], max_norm: f64) -> f64 {
 ///
 /// # Panics
 /// If a parameter lies beyond the end of `gradients`.
-pub fn clip_each_norm(gradients: &mut [f32], specs: &[ParamSpec], max_norm: f64) {
+pub fn clip_each_norm<'a>(gradients: &mut [f32], specs: impl IntoIterator<Item = &'a ParamSpec>, max_norm: f64) {
     for spec in specs {
         let gradient = &mut gradients[spec.range()];
         scale_down(gradient, norm(gradient), max_norm);
@@ -60,6 +88,19 @@ mod tests {
         clip_each_norm(&mut gradients, &specs, 1.0);
         assert!((norm(&gradients[..2]) - 1.0).abs() < 1e-6);
         assert_eq!(gradients[2..], [0.3, 0.4]);
+    }
+
+    #[test]
+    fn the_norm_before_is_told_whatever_is_clipped() {
+        let specs = ParamSpec::layout([("a".to_owned(), vec![1]), ("b".to_owned(), vec![1])]);
+        let clipped = |clip: Clip| {
+            let mut gradients = [3.0, 4.0];
+            assert_eq!(clip.apply(&mut gradients, &specs), 5.0);
+            gradients.map(|g| (g * 1000.0).round() / 1000.0)
+        };
+        assert_eq!(clipped(Clip::None), [3.0, 4.0]);
+        assert_eq!(clipped(Clip::Global(1.0)), [0.6, 0.8]);
+        assert_eq!(clipped(Clip::Each(1.0)), [1.0, 1.0]);
     }
 
     #[test]

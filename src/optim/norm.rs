@@ -7,7 +7,7 @@ use std::array;
 use crate::ops::simd::vectorized;
 
 /// Independent accumulators: what vector units of 512 bits add at once, and enough to hide the latency of narrower ones.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 
 vectorized! {
     /// Returns the sum of squares in `f64`.
@@ -53,7 +53,7 @@ fn add_squares(rows: impl Iterator<Item = [f32; LANES]>, rest: impl Iterator<Ite
 }
 
 #[inline(always)]
-fn add_rest(mut lanes: [f64; LANES], rest: impl Iterator<Item = f32>) -> f64 {
+pub(super) fn add_rest(mut lanes: [f64; LANES], rest: impl Iterator<Item = f32>) -> f64 {
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane += f64::from(value) * f64::from(value);
     }

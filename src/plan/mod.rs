@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::model::BackboneConfig;
-use crate::optim::LrScaling;
+use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::recipe::{Problem, Recipe, plural};
 
 /// A recipe, resolved for a data set and a machine.
@@ -34,6 +34,10 @@ pub struct Plan {
     pub lr: f64,
     /// Learning rate at the end.
     pub min_lr: f64,
+    /// Learning rate of the first step of a warm-up.
+    pub warmup_lr: f64,
+    /// The optimizer's weight decay over the run.
+    pub weight_decay: Ramp,
     /// How `lr` follows from the recipe.
     pub lr_rule: String,
     /// Micro-batches of one step, over all ranks.
@@ -155,7 +159,13 @@ impl Plan {
             LrScaling::Linear => format!("{} x {global} / 256, linear scaling", schedule.lr),
             LrScaling::Sqrt => format!("{} x sqrt({global}), square-root scaling", schedule.lr),
         };
-        let (lr, min_lr) = (schedule.lr * factor, schedule.min_lr * factor);
+        let (lr, min_lr, warmup_lr) = (schedule.lr * factor, schedule.min_lr * factor, schedule.warmup_lr * factor);
+        let start = recipe.optimizer.weight_decay();
+        let weight_decay = match schedule.weight_decay_end {
+            Some(end) => RampConfig { end, shape: RampShape::Cosine, ..RampConfig::constant(start) },
+            None => RampConfig::constant(start),
+        };
+        let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let digest = digest::of(&recipe, &data).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
@@ -165,6 +175,8 @@ impl Plan {
             warmup_steps,
             lr,
             min_lr,
+            warmup_lr,
+            weight_decay,
             lr_rule: rule,
             micro_batches,
             ranks,
@@ -184,6 +196,23 @@ impl Plan {
     /// ranks, threads, checkpoints, evaluation and progress lines.
     pub fn digest(&self) -> &str {
         &self.digest
+    }
+
+    /// Returns the learning rate of each step.
+    pub fn schedule(&self) -> Schedule {
+        let schedule = &self.recipe.schedule;
+        Schedule {
+            lr: self.lr,
+            min_lr: self.min_lr,
+            warmup_lr: self.warmup_lr,
+            warmup_epochs: schedule.warmup_epochs,
+            epochs: self.epochs(),
+            steps_per_epoch: self.steps_per_epoch,
+            decay: schedule.decay,
+            milestones: schedule.milestones.clone(),
+            gamma: schedule.gamma,
+            each: schedule.each,
+        }
     }
 
     /// Returns the duration in epochs.

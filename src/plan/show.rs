@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::Plan;
 use super::digest::{DATA, flatten};
+use crate::optim::{Clip, Each, LrDecay, Ramp};
 use crate::recipe::plural;
 
 impl Plan {
@@ -37,8 +38,10 @@ impl Plan {
                 "steps",
                 format!("{} ({} an epoch, {left_out} images left out each epoch)", self.steps, self.steps_per_epoch),
             ),
-            ("warm-up", format!("{} ({})", plural(self.warmup_steps, "step"), epochs(recipe.schedule.warmup_epochs))),
-            ("learning rate", format!("{} ({}), cosine to {}", round(self.lr), self.lr_rule, round(self.min_lr))),
+            ("warm-up", self.warmup()),
+            ("learning rate", format!("{} ({}), {}", round(self.lr), self.lr_rule, self.decay())),
+            ("weight decay", self.weight_decay()),
+            ("clipping", clipping(recipe.schedule.clip())),
             ("seed", recipe.seed.to_string()),
             ("ranks", format!("{} ({})", self.ranks, self.shares())),
             ("device", self.device.clone()),
@@ -71,6 +74,27 @@ impl Plan {
         ))
     }
 
+    fn warmup(&self) -> String {
+        let from = if self.warmup_lr == 0.0 { String::new() } else { format!(", from {}", round(self.warmup_lr)) };
+        format!("{} ({}){from}", plural(self.warmup_steps, "step"), epochs(self.recipe.schedule.warmup_epochs))
+    }
+
+    fn decay(&self) -> String {
+        let schedule = &self.recipe.schedule;
+        let way = match schedule.decay {
+            LrDecay::Cosine => format!("cosine to {}", round(self.min_lr)),
+            LrDecay::Linear => format!("straight to {}", round(self.min_lr)),
+            LrDecay::Multistep => format!("times {} from each of epoch {:?} on", schedule.gamma, schedule.milestones),
+            LrDecay::Constant => "constant".to_owned(),
+        };
+        if schedule.each == Each::Epoch { way + ", moving between epochs" } else { way }
+    }
+
+    fn weight_decay(&self) -> String {
+        let Ramp { start, end, .. } = self.weight_decay;
+        if start == end { format!("{start}") } else { format!("{start}, cosine to {end}") }
+    }
+
     fn shares(&self) -> String {
         let counts: Vec<usize> = (0..self.ranks).map(|rank| self.owned_by(rank).len()).collect();
         match (counts.iter().min(), counts.iter().max()) {
@@ -84,6 +108,14 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rows().iter().try_for_each(|(name, value)| writeln!(f, "{name:<14} {value}"))
+    }
+}
+
+fn clipping(clip: Clip) -> String {
+    match clip {
+        Clip::None => "none".to_owned(),
+        Clip::Global(norm) => format!("the whole gradient to norm {norm}"),
+        Clip::Each(norm) => format!("each parameter's gradient to norm {norm}"),
     }
 }
 

@@ -119,7 +119,16 @@ fn the_number_of_ranks_is_read() {
 
 #[test]
 fn the_plan_file_is_a_recipe_with_the_same_digest() {
-    let first = plan(3000, &["data.max_bad=0.1", "ema.momentum=0.99"]).unwrap();
+    let changes = [
+        "data.max_bad=0.1",
+        "ema.momentum=0.99",
+        "schedule.decay=multistep",
+        "schedule.milestones=[6, 8.5]",
+        "schedule.weight_decay_end=0.4",
+        "schedule.clip_each_norm=3",
+        "parameters=[{match=\"backbone.*\", layer_decay=0.9}, {max_rank=1, weight_decay=0.1, freeze_epochs=0.5}]",
+    ];
+    let first = plan(3000, &changes).unwrap();
     let text = first.to_toml().unwrap();
     let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
     assert_eq!(loaded.recipe, first.recipe);
@@ -158,6 +167,13 @@ fn the_digest_sees_what_matters_and_nothing_else() {
         "data.mean=[0, 0, 0]",
         "ops.exact=true",
         "ops.plain=true",
+        "schedule.warmup_lr=0.01",
+        "schedule.decay=linear",
+        "schedule.each=epoch",
+        "schedule.weight_decay_end=0.4",
+        "schedule.clip_each_norm=3",
+        "parameters=[{match=\"*.bias\", lr_scale=2}]",
+        "optimizer.sgd.dampening=0.1",
     ];
     for change in other {
         assert_ne!(digest(&[change]), digest(&[]), "{change}");
@@ -213,8 +229,40 @@ fn the_table_is_aligned_and_complete() {
         "steps          110 (11 an epoch, 184 images left out each epoch)\n",
         "warm-up        11 steps (1 epoch)\n",
         "learning rate  0.3 (0.3 x 256 / 256, linear scaling), cosine to 0\n",
+        "weight decay   0\n",
+        "clipping       none\n",
         "ranks          2 (4 micro-batches each)\n",
     ] {
         assert!(shown.contains(expected), "{expected}{shown}");
     }
+}
+
+#[test]
+fn schedules_are_resolved_and_told() {
+    let changes = [
+        "schedule.lr_scaling=linear",
+        "batch.global=512",
+        "schedule.warmup_lr=0.1",
+        "schedule.min_lr=0.05",
+        "schedule.decay=linear",
+        "schedule.each=epoch",
+        "optimizer.sgd.weight_decay=0.04",
+        "schedule.weight_decay_end=0.4",
+        "schedule.clip_each_norm=3",
+    ];
+    let plan = plan(3000, &changes).unwrap();
+    let shown = plan.to_string();
+    for expected in [
+        "warm-up        5 steps (1 epoch), from 0.2\n",
+        "learning rate  0.6 (0.3 x 512 / 256, linear scaling), straight to 0.1, moving between epochs\n",
+        "weight decay   0.04, cosine to 0.4\n",
+        "clipping       each parameter's gradient to norm 3\n",
+    ] {
+        assert!(shown.contains(expected), "{expected}{shown}");
+    }
+    let schedule = plan.schedule();
+    assert_eq!([0, 4, 5, 9].map(|step| schedule.lr_at(step)), [0.2, 0.2, 0.6, 0.6]);
+    assert!((schedule.lr_at(49) - (0.6 - 0.5 * 8.0 / 9.0)).abs() < 1e-12);
+    let decays = [0, 25, 50].map(|step| plan.weight_decay.at(step));
+    assert!(decays.iter().zip([0.04, 0.22, 0.4]).all(|(got, expected)| (got - expected).abs() < 1e-12), "{decays:?}");
 }

@@ -28,7 +28,7 @@ use crate::eval::EvalConfig;
 use crate::method::MethodConfig;
 use crate::model::BackboneConfig;
 use crate::ops::OpsConfig;
-use crate::optim::{OptimizerConfig, ScheduleConfig};
+use crate::optim::{OptimizerConfig, ParameterRule, ScheduleConfig};
 
 /// A complete run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,8 +52,11 @@ pub struct Recipe {
     pub batch: BatchConfig,
     /// Optimizer.
     pub optimizer: OptimizerConfig,
-    /// Duration and learning rate.
+    /// Duration, learning rate, weight decay, clipping.
     pub schedule: ScheduleConfig,
+    /// What is different for some of the parameters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parameters: Vec<ParameterRule>,
     /// Operations that compute on the CPU.
     #[serde(default)]
     pub ops: OpsConfig,

@@ -127,7 +127,8 @@ fn what_is_missing_is_named() {
     let message = report_on("[batch]\nglobal = 256\nmicro = 32", "");
     assert_eq!(message, "error: a.toml: missing table `[batch]`");
     let message = report_on("[optimizer.sgd]", "");
-    let expected = "error: a.toml: missing table: one of `[optimizer.sgd]`, `[optimizer.adamw]`, `[optimizer.lars]`";
+    let expected = "error: a.toml: missing table: one of `[optimizer.sgd]`, `[optimizer.adamw]`, `[optimizer.lars]`, \
+                    `[optimizer.adam]`, `[optimizer.lamb]`, `[optimizer.lion]`";
     assert_eq!(message, expected);
     assert!(report_of("", &[]).contains("missing table `[data]`"));
 }
@@ -257,6 +258,21 @@ fn every_limit_is_checked() {
         ("schedule.warmup_epochs=11", "longer than the 10 epochs"),
         ("schedule.steps=100", "both `epochs` and `steps`"),
         ("schedule.clip_norm=0", "greater than 0"),
+        ("schedule.clip_each_norm=-1", "greater than 0"),
+        ("schedule.warmup_lr=0.2", "at most `schedule.lr`, 0.1"),
+        ("schedule.decay=multistep", "`schedule.milestones` is empty"),
+        ("schedule.milestones=[1]", "has no effect, as `schedule.decay` is not \"multistep\""),
+        ("schedule.gamma=0", "greater than 0"),
+        ("schedule.weight_decay_end=-1", "at least 0"),
+        ("optimizer.sgd.dampening=1", "less than 1"),
+        ("parameters=[{match=\"*.bias\"}]", "`parameters.0` changes nothing for \"*.bias\""),
+        ("parameters=[{lr_scale=-1}]", "`parameters.0.lr_scale` is -1, but must be at least 0"),
+        (
+            "parameters=[{layer_decay=1.5}]",
+            "`parameters.0.layer_decay` is 1.5, but must be greater than 0 and at most 1",
+        ),
+        ("parameters=[{weight_decay=0, decay_scale=0}]", "gives both `weight_decay` and `decay_scale`"),
+        ("parameters=[{frozen=true, freeze_steps=3}]", "gives both `frozen` and `freeze_steps`"),
         ("checkpoint.keep=0", "must be at least 1"),
         ("ema.momentum=1", "less than 1"),
         ("eval.k=0", "must be at least 1"),
@@ -472,4 +488,46 @@ proptest! {
             recipe.check();
         }
     }
+}
+
+#[test]
+fn keys_of_schedule_and_clipping_that_contradict_are_refused() {
+    let cases: [(&[&str], &str, &str); 5] = [
+        (&["schedule.clip_norm=1", "schedule.clip_each_norm=3"], "but `schedule.clip_norm` clips too", "keep one"),
+        (
+            &["schedule.decay=constant", "schedule.min_lr=0.01"],
+            "but `schedule.decay` doesn't go there",
+            "remove `min_lr`",
+        ),
+        (
+            &["schedule.decay=multistep", "schedule.milestones=[5, 3]"],
+            "is [5.0, 3.0], but must be a list of rising epochs",
+            "",
+        ),
+        (
+            &["optimizer.sgd.nesterov=true", "optimizer.sgd.momentum=0"],
+            "needs a momentum, but it is 0",
+            "set `momentum = 0.9`",
+        ),
+        (
+            &["optimizer.sgd.nesterov=true", "optimizer.sgd.dampening=0.5"],
+            "but `dampening` is 0.5",
+            "remove `dampening`",
+        ),
+    ];
+    for (changes, expected, hint) in cases {
+        let message = report_of(SIMCLR, changes);
+        assert!(message.contains(expected) && message.contains(hint), "{message}");
+    }
+}
+
+#[test]
+fn rules_for_parameters_are_read_with_their_keys_checked() {
+    let rules =
+        "\n[[parameters]]\nmatch = \"backbone.*\"\nlayer_decay = 0.75\n[[parameters]]\nmax_rank = 1\nfrozen = true\n";
+    let recipe = read(&format!("{SIMCLR}{rules}"), &[]).unwrap();
+    assert_eq!(recipe.parameters[0].layer_decay, Some(0.75));
+    assert_eq!((recipe.parameters[1].pattern.as_str(), recipe.parameters[1].frozen), ("*", Some(true)));
+    let message = report_of(&format!("{SIMCLR}{}", rules.replace("layer_decay", "layer_deacy")), &[]);
+    assert!(message.ends_with("hint: did you mean `layer_decay`?"), "{message}");
 }

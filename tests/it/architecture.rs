@@ -6,6 +6,7 @@ use std::path::Path;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("rng", &[]),
     ("files", &[]),
+    ("precision", &[]),
     ("ops", &[]),
     ("backend", &[]),
     ("parallel", &[]),

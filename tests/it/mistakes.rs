@@ -158,8 +158,55 @@ fn dry_run_prints_the_plan_and_writes_nothing() {
     let output = place.output("run", &["--dry-run"]);
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("80") && text.contains("backbone.conv1.weight"), "{text}");
+    assert!(text.contains("80") && text.contains("rank > 1"), "{text}");
     assert!(!place.path("run").exists());
+}
+
+#[test]
+fn dry_run_prints_the_groups_of_parameters() {
+    let rules = r#"
+[[parameters]]
+match = "backbone.*"
+layer_decay = 0.5
+[[parameters]]
+match = "*cls_token"
+decay_scale = 0
+[[parameters]]
+match = "*.decoder_pred.*"
+freeze_steps = 2
+fixed_lr = true
+weight_decay = 0.3
+"#;
+    let place = Place::new(&format!("{MAE}{rules}"));
+    let output = place.output("run", &["--dry-run", "schedule.weight_decay_end=0.2"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let expected = "\
+group                                     tensors  parameters  lr scale  weight decay  adapted  frozen until
+rank > 1, backbone.* layer 0, *cls_token        1          24    0.0625             0       no             -
+rank > 1, backbone.* layer 0                    2        1560    0.0625   0.05 to 0.2       no             -
+rank <= 1, backbone.* layer 0                   1          24    0.0625             0       no             -
+rank <= 1, backbone.* layer 1                   8         312     0.125             0       no             -
+rank > 1, backbone.* layer 1                    4        6912     0.125   0.05 to 0.2       no             -
+rank <= 1, backbone.* layer 2                   8         312      0.25             0       no             -
+rank > 1, backbone.* layer 2                    4        6912      0.25   0.05 to 0.2       no             -
+rank <= 1, backbone.* layer 3                   8         312       0.5             0       no             -
+rank > 1, backbone.* layer 3                    4        6912       0.5   0.05 to 0.2       no             -
+rank <= 1, backbone.* layer 4                   2          48         1             0       no             -
+rank > 1                                        6        3472         1   0.05 to 0.2       no             -
+rank <= 1                                      11         256         1             0       no             -
+rank > 1, *.decoder_pred.*                      1         768   1 fixed           0.3       no        step 2
+rank <= 1, *.decoder_pred.*                     1          48   1 fixed           0.3       no        step 2";
+    let table = text.split("\n\n").nth(1).unwrap_or_default();
+    assert_eq!(table.trim_end(), expected, "{text}");
+}
+
+#[test]
+fn a_rule_that_no_parameter_matches_is_refused() {
+    let rule = "\n[[parameters]]\nmatch = \"conv1\"\nlr_scale = 0.1\n";
+    let text = refused(&format!("{SIMCLR}{rule}"), &[], 2);
+    assert!(text.contains("`parameters.0.match` is \"conv1\", which no parameter matches"), "{text}");
+    assert!(text.contains("hint: a pattern is about whole paths: `*conv1*` matches `backbone.conv1.weight`"), "{text}");
 }
 
 #[test]

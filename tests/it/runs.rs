@@ -215,6 +215,30 @@ fn different_seeds_differ() {
     });
 }
 
+#[test]
+fn bitwise_with_rules_for_parameters_when_resumed_while_some_are_frozen() {
+    let rules = "\n[[parameters]]\nmatch = \"backbone.*\"\nfreeze_steps = 3\nlr_scale = 0.5\n\
+                 [[parameters]]\nmax_rank = 1\nfixed_lr = true\n";
+    let lars = "[optimizer.lars]\nform = \"separate\"\neps = 1e-8\nweight_decay = 0.01\nnesterov = true";
+    let recipes = [
+        SIMCLR.replace("[optimizer.lars]", lars),
+        MAE.replace("[optimizer.adamw]", "[optimizer.lamb]"),
+        MAE.replace("[optimizer.adamw]", "[optimizer.lion]").replace("clip_norm", "clip_each_norm"),
+    ];
+    for recipe in recipes {
+        let place = Place::new(&(recipe + rules));
+        let options = ["schedule.weight_decay_end=0.2", "schedule.decay=linear", "schedule.warmup_lr=0.001"];
+        let whole = place.run("run", &[&options[..], &["--ranks", "3"]].concat());
+        let checkpoints = place.path("run/checkpoints");
+        let weights = |step: &str| fs::read(checkpoints.join(step).join("model.safetensors")).unwrap();
+        assert_ne!(weights("step-00000002"), weights("step-00000004"));
+        for step in ["step-00000004", "step-00000006"] {
+            fs::remove_dir_all(checkpoints.join(step)).unwrap();
+        }
+        place.run("run", &[&options[..], &["--ranks", "2"]].concat()).assert_same(&whole, "resumed");
+    }
+}
+
 /// Long enough that a signal arrives before the end.
 const LONG: [&str; 2] = ["schedule.steps=40", "checkpoint.every_steps=7"];
 

@@ -2,6 +2,7 @@
 
 mod network;
 mod number;
+mod optim;
 
 use number::Numbers;
 
@@ -12,7 +13,6 @@ use crate::augment::ViewConfig;
 use crate::data::{DataConfig, SourceKind};
 use crate::engine::BatchConfig;
 use crate::eval::EvalConfig;
-use crate::optim::{OptimizerConfig, ScheduleConfig};
 
 impl Recipe {
     /// Checks every value and what must fit together; empty when the recipe can be planned.
@@ -35,8 +35,9 @@ impl Recipe {
         }
         network::check(self, &mut found);
         batch(&self.batch, &mut found);
-        optimizer(&self.optimizer, &mut found);
-        schedule(&self.schedule, &mut found);
+        optim::optimizer(&self.optimizer, &mut found);
+        optim::schedule(&self.schedule, &self.optimizer, &mut found);
+        optim::parameters(&self.parameters, &mut found);
         eval(&self.eval, &mut found);
         found.problems
     }
@@ -167,68 +168,6 @@ fn batch_hint(global: usize, micro: usize) -> String {
     let mut micros: Vec<String> = smaller.into_iter().chain(larger).map(|size| size.to_string()).collect();
     micros.dedup();
     format!("set `batch.global` to {globals}, or `batch.micro` to {}", micros.join(" or "))
-}
-
-fn optimizer(optimizer: &OptimizerConfig, found: &mut Numbers) {
-    match optimizer {
-        OptimizerConfig::Sgd(sgd) => {
-            found.momentum("optimizer.sgd.momentum", sgd.momentum);
-            found.not_negative("optimizer.sgd.weight_decay", sgd.weight_decay);
-            if sgd.nesterov && sgd.momentum == 0.0 {
-                found.push(
-                    Problem::at("optimizer.sgd.nesterov", "`optimizer.sgd.nesterov` needs a momentum, but it is 0")
-                        .hint("set `momentum = 0.9`, or remove `nesterov`"),
-                );
-            }
-        }
-        OptimizerConfig::Adamw(adamw) => {
-            for (index, &beta) in adamw.betas.iter().enumerate() {
-                found.momentum(&format!("optimizer.adamw.betas.{index}"), beta);
-            }
-            found.positive("optimizer.adamw.eps", adamw.eps);
-            found.not_negative("optimizer.adamw.weight_decay", adamw.weight_decay);
-        }
-        OptimizerConfig::Lars(lars) => {
-            found.momentum("optimizer.lars.momentum", lars.momentum);
-            found.not_negative("optimizer.lars.weight_decay", lars.weight_decay);
-            found.positive("optimizer.lars.trust", lars.trust);
-        }
-    }
-}
-
-fn schedule(schedule: &ScheduleConfig, found: &mut Numbers) {
-    match (schedule.epochs, schedule.steps) {
-        (Some(epochs), None) => {
-            if found.positive("schedule.epochs", epochs) && schedule.warmup_epochs > epochs {
-                let warmup = schedule.warmup_epochs;
-                found.push(
-                    Problem::at(
-                        "schedule.warmup_epochs",
-                        format!("`schedule.warmup_epochs` is {warmup}, longer than the {epochs} epochs of the run"),
-                    )
-                    .against("schedule.epochs")
-                    .hint("a tenth of the run is usual; 0 for none"),
-                );
-            }
-        }
-        (None, Some(steps)) => {
-            found.count("schedule.steps", steps as usize);
-        }
-        (None, None) => found.push(
-            Problem::at("schedule", "`schedule` gives no duration").hint("set `epochs` or `steps` under `[schedule]`"),
-        ),
-        (Some(_), Some(_)) => found.push(
-            Problem::at("schedule.steps", "`schedule` gives both `epochs` and `steps`").hint("remove one of them"),
-        ),
-    }
-    found.not_negative("schedule.warmup_epochs", schedule.warmup_epochs);
-    let lr = found.positive("schedule.lr", schedule.lr);
-    if found.not_negative("schedule.min_lr", schedule.min_lr) && lr && schedule.min_lr > schedule.lr {
-        found.limit("schedule.min_lr", schedule.min_lr, &format!("at most `schedule.lr`, {}", schedule.lr));
-    }
-    if let Some(norm) = schedule.clip_norm {
-        found.positive("schedule.clip_norm", norm);
-    }
 }
 
 fn eval(eval: &EvalConfig, found: &mut Numbers) {

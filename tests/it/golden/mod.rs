@@ -9,6 +9,7 @@ mod evaluation;
 mod losses;
 mod models;
 mod optim;
+mod parameters;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -2,90 +2,180 @@
 
 use autodidact::optim::published::{self, Dino, IjepaLr, Lightly};
 use autodidact::optim::{
-    AdamWConfig, Group, Groups, LarsConfig, Optimizer, OptimizerConfig, ParamSpec, Schedule, SgdConfig, clip_each_norm,
-    clip_global_norm, ema, norm,
+    AdamConfig, AdamWConfig, Decay, Group, Groups, LambConfig, LarsConfig, LarsForm, Optimizer, OptimizerConfig,
+    ParamSpec, Rates, Schedule, SgdConfig, clip_each_norm, clip_global_norm, ema, norm,
 };
+use autodidact::precision::LossScaler;
 
-use super::{Array, Case, Checks, Outcome};
+use super::{Array, Case, Checks, Outcome, parameters};
 
 pub(super) fn run(case: &Case) -> Outcome {
     let name = case.name.as_str();
     let starts = |prefix: &str| name.starts_with(prefix);
     if starts("sched_") {
         schedule(case)
-    } else if starts("sgd_") || starts("adamw") || (starts("lars_") && !starts("lars_lightly")) {
+    } else if ["sgd", "adam", "lars", "lamb"].into_iter().any(starts) {
         optimizer(case)
     } else if starts("clipping") {
         clipping(case)
     } else if starts("ema_update") {
         moving_average(case)
+    } else if starts("grad_scaler") {
+        grad_scaler(case)
+    } else if starts("layer_decay") {
+        parameters::layer_decay(case)
+    } else if starts("weight_decay_tables") {
+        parameters::weight_decay_tables(case)
     } else {
         Outcome::NotYet("not part of the product yet".to_owned())
     }
 }
 
-/// Steps from `p0` with the gradients `g<k>`; compares every `p<k + 1>` and the final state.
-fn optimizer(case: &Case) -> Outcome {
+/// The optimizer that a case's name and arguments describe; what isn't given is as in the source. None where we have no such switch.
+fn config(case: &Case) -> Result<OptimizerConfig, String> {
     let known = [
         "lr",
         "lr_per_step",
         "weight_decay",
         "momentum",
+        "dampening",
         "nesterov",
         "betas",
         "eps",
         "eta",
         "trust_coefficient",
+        "clip_lr",
         "excluded",
         "no_decay",
+        "exclude_bias_n_norm",
+        "max_grad_norm",
+        "bias_correction",
+        "grad_averaging",
+        "decoupled",
+        "decoupled_decay",
+        "always_adapt",
+        "trust_clip",
+        "order",
     ];
+    let off = ["amsgrad", "maximize", "caution", "corrected_weight_decay"];
     let args = case.args().as_object().expect("args are a table");
-    if let Some(other) = args.keys().find(|key| !known.contains(&key.as_str())) {
-        return Outcome::NotYet(format!("argument `{other}` isn't known"));
+    let is_known =
+        |key: &str, value: &serde_json::Value| known.contains(&key) || (off.contains(&key) && value == false);
+    if let Some((other, _)) = args.iter().find(|(key, value)| !is_known(key, value)) {
+        return Err(format!("argument `{other}` isn't known"));
     }
-    let number = |name: &str| args.get(name).and_then(serde_json::Value::as_f64);
-    let specs = specs(case, "p0/");
-    let weight_decay = number("weight_decay").unwrap_or(0.0);
-    let lars = case.name.starts_with("lars_");
-    let config = if lars {
-        if args.get("nesterov").is_some_and(|value| value == true) {
-            return Outcome::NotYet("LARS with Nesterov isn't part of the product".to_owned());
-        }
-        let trust = number("trust_coefficient").or(number("eta")).expect("a trust coefficient");
-        OptimizerConfig::Lars(LarsConfig { momentum: case.arg_f64("momentum"), weight_decay, trust })
-    } else if case.name.starts_with("sgd_") {
-        let nesterov = args.get("nesterov").is_some_and(|value| value == true);
-        let momentum = number("momentum").unwrap_or(0.0); // torch's default
-        OptimizerConfig::Sgd(SgdConfig { momentum, nesterov, weight_decay, decay_all: true })
+    let number = |name: &str, default: f64| args.get(name).and_then(serde_json::Value::as_f64).unwrap_or(default);
+    let flag = |name: &str, default: bool| args.get(name).and_then(serde_json::Value::as_bool).unwrap_or(default);
+    let beta = |i: usize, default| args.get("betas").map_or(default, |betas| betas[i].as_f64().expect("a number"));
+    let betas = [beta(0, 0.9), beta(1, 0.999)]; // the defaults of torch and timm
+    let (momentum, dampening, nesterov) = (number("momentum", 0.0), number("dampening", 0.0), flag("nesterov", false));
+    let starts = |prefix: &str| case.name.starts_with(prefix);
+    let decay_all = true; // what isn't decayed is said by the groups
+    Ok(if starts("sgd") {
+        let weight_decay = number("weight_decay", 0.0);
+        OptimizerConfig::Sgd(SgdConfig { momentum, dampening, nesterov, weight_decay, decay_all })
+    } else if starts("lars") {
+        let separate = is_separate(case);
+        OptimizerConfig::Lars(LarsConfig {
+            momentum,
+            dampening,
+            nesterov,
+            weight_decay: number("weight_decay", 0.0),
+            trust: number("trust_coefficient", number("eta", 0.001)),
+            form: if separate { LarsForm::Separate } else { LarsForm::Joint },
+            eps: number("eps", if separate { 1e-8 } else { 0.0 }),
+            clip_lr: flag("clip_lr", false),
+            decay_all,
+        })
+    } else if starts("lamb") {
+        OptimizerConfig::Lamb(LambConfig {
+            betas,
+            eps: number("eps", 1e-6),
+            weight_decay: number("weight_decay", 0.01),
+            decay_all,
+            max_grad_norm: if args.get("max_grad_norm").is_some_and(serde_json::Value::is_null) {
+                0.0
+            } else {
+                number("max_grad_norm", 1.0)
+            },
+            bias_correction: flag("bias_correction", true),
+            grad_averaging: flag("grad_averaging", true),
+            decoupled: flag("decoupled", flag("decoupled_decay", false)),
+            always_adapt: flag("always_adapt", false),
+            trust_clip: flag("trust_clip", false),
+        })
+    } else if starts("adamw") {
+        OptimizerConfig::Adamw(AdamWConfig {
+            betas,
+            eps: number("eps", 1e-8),
+            weight_decay: number("weight_decay", 0.01),
+            decay_all,
+        })
     } else {
-        let beta = |i: usize, default| args.get("betas").map_or(default, |betas| betas[i].as_f64().expect("a number"));
-        let betas = [beta(0, 0.9), beta(1, 0.999)]; // torch's defaults
-        OptimizerConfig::Adamw(AdamWConfig { betas, eps: number("eps").unwrap_or(1e-8), weight_decay, decay_all: true })
-    };
-    let groups = match (args.get("excluded"), args.get("no_decay")) {
-        // "ndim <= 1" and "ndim == 1" are the rule of LARS itself
-        (Some(rule), None) if lars && rule.as_str().is_some_and(|text| text.starts_with("ndim")) => {
-            Groups::new(&config, &specs)
-        }
-        (None, None) => Groups::new(&config, &specs),
-        (None, Some(list)) if !lars => {
-            let exempt =
-                |spec: &ParamSpec| list.as_array().expect("a list").iter().any(|name| name == spec.path.as_str());
-            let decay = |spec: &ParamSpec| if exempt(spec) { 0.0 } else { weight_decay };
-            let groups =
-                Groups::from_rule(&specs, |spec| Group { weight_decay: decay(spec), lr_scale: 1.0, adapt: false });
-            if specs.iter().all(|spec| exempt(spec) == (spec.shape.len() <= 1)) {
-                // then the list is the recipe's default rule
-                let OptimizerConfig::Adamw(config) = &config else { panic!("{}: only AdamW has lists", case.name) };
-                let default = OptimizerConfig::Adamw(AdamWConfig { decay_all: false, ..config.clone() });
-                assert_eq!(groups, Groups::new(&default, &specs));
-            }
-            groups
-        }
-        _ => return Outcome::NotYet("unknown rule for what is excluded".to_owned()),
-    };
+        OptimizerConfig::Adam(AdamConfig {
+            betas,
+            eps: number("eps", 1e-8),
+            weight_decay: number("weight_decay", 0.0),
+            decay_all,
+        })
+    })
+}
 
-    let mut optimizer = Optimizer::with_groups(&config, groups);
+/// lightly's and solo-learn's LARS, and apex's LARC.
+fn is_separate(case: &Case) -> bool {
+    ["lightly", "solo", "larc", "swav"].into_iter().any(|source| case.name.contains(source))
+}
+
+/// How the parameters of a case are treated, in the terms of its source.
+fn groups(case: &Case, config: &OptimizerConfig, specs: &[ParamSpec]) -> Result<Groups, String> {
+    let args = case.args();
+    let excluded = |spec: &ParamSpec| -> Result<bool, String> {
+        for rule in ["excluded", "no_decay"] {
+            return Ok(match &args[rule] {
+                serde_json::Value::Null => continue,
+                serde_json::Value::Array(names) => names.iter().any(|name| name == spec.path.as_str()),
+                serde_json::Value::String(rule) if rule.starts_with("ndim <= 1") => spec.shape.len() <= 1,
+                serde_json::Value::String(rule) if rule.starts_with("ndim == 1") => spec.shape.len() == 1,
+                other => return Err(format!("unknown rule for what is excluded: {other}")),
+            });
+        }
+        // solo-learn's default
+        Ok(case.name.contains("solo") && args["exclude_bias_n_norm"] == true && spec.shape.len() == 1)
+    };
+    let exempt = specs.iter().map(excluded).collect::<Result<Vec<bool>, String>>()?;
+    let is_exempt = |spec: &ParamSpec| exempt[specs.iter().position(|other| other == spec).expect("one of them")];
+    let decays = config.weight_decay() != 0.0;
+    let groups = Groups::from_rule(specs, |spec| Group {
+        decay: Decay::Scaled(if is_exempt(spec) { 0.0 } else { 1.0 }),
+        adapt: match config {
+            // lightly adapts what it decays
+            OptimizerConfig::Lars(_) => !is_exempt(spec) && (decays || !case.name.contains("lightly")),
+            OptimizerConfig::Lamb(lamb) => lamb.always_adapt || (!is_exempt(spec) && decays),
+            _ => false,
+        },
+        ..Group::default()
+    });
+    // where the exempt are those of rank <= 1, these are the groups of a recipe
+    if specs.iter().zip(&exempt).all(|(spec, &exempt)| exempt == (spec.shape.len() <= 1)) && decays {
+        let mut table = toml::Value::try_from(config).expect("configurations are tables");
+        let inner = table.as_table_mut().and_then(|table| table.get_mut(config.name())?.as_table_mut());
+        inner.expect("one table").insert("decay_all".to_owned(), false.into());
+        let of_recipe: OptimizerConfig = table.try_into().expect("the same table");
+        assert_eq!(groups, Groups::new(&of_recipe, specs, &[], 1));
+    }
+    Ok(groups)
+}
+
+/// Steps from `p0` with the gradients `g<k>`; compares every `p<k + 1>` and the final state.
+fn optimizer(case: &Case) -> Outcome {
+    let specs = specs(case, "p0/");
+    let both = config(case).and_then(|config| Ok((groups(case, &config, &specs)?, config)));
+    let (groups, config) = match both {
+        Ok(both) => both,
+        Err(why) => return Outcome::NotYet(why),
+    };
+    let args = case.args();
+    let mut optimizer = Optimizer::new(&config, groups);
     let mut weights = flat(case, &specs, "p0/");
     let mut checks = Checks::default();
     let is_gradient = |key: &&String| key.starts_with('g') && key.ends_with(&format!("/{}", specs[0].path));
@@ -106,13 +196,36 @@ fn optimizer(case: &Case) -> Outcome {
             Some(list) => list[step].as_f64().expect("one learning rate a step"),
             None => case.arg_f64("lr"),
         };
-        optimizer.step(&mut weights, &flat(case, &specs, &format!("g{step}/")), lr);
+        let rates = Rates { lr, fixed_lr: lr, weight_decay: config.weight_decay() };
+        optimizer.step(&mut weights, &flat(case, &specs, &format!("g{step}/")), &rates);
         if !repeated || step + 1 == steps {
             compare(case, &mut checks, &specs, &format!("p{}/", step + 1), &weights);
         }
     }
+    // LARC leaves the momentum to torch's SGD, plain descent has no state
     for (name, values) in optimizer.state() {
         compare(case, &mut checks, &specs, &format!("state/{name}/"), values);
+    }
+    Outcome::Compared(checks)
+}
+
+/// The scale before every step of a pattern of overflows.
+fn grad_scaler(case: &Case) -> Outcome {
+    let (scale, interval) = (case.arg_f64("init_scale") as f32, case.arg_usize("growth_interval") as u64);
+    let mut scaler = LossScaler::new(scale, case.arg_f64("growth_factor"), case.arg_f64("backoff_factor"), interval);
+    let pattern = case.args()["pattern"].as_str().expect("a pattern");
+    let (mut scales, mut stepped, mut counters) = (Vec::new(), Vec::new(), Vec::new());
+    for overflow in pattern.chars().map(|step| step == '1') {
+        scales.push(f64::from(scaler.scale()));
+        stepped.push(f64::from(u8::from(!overflow)));
+        scaler.update(overflow);
+        counters.push(scaler.good_steps() as f64);
+    }
+    let mut checks = Checks::default();
+    let last = vec![f64::from(scaler.scale())];
+    for (what, got) in [("scale", scales), ("stepped", stepped), ("growth_tracker", counters), ("final_scale", last)] {
+        let expected = &case.tensor(what).values;
+        elementwise(&mut checks, what, &got, expected, case.tolerance("rel"), case.tolerance("abs"));
     }
     Outcome::Compared(checks)
 }
@@ -177,6 +290,7 @@ fn schedule(case: &Case) -> Outcome {
             warmup_epochs,
             epochs,
             steps_per_epoch: n("iters_per_epoch"),
+            ..Schedule::default()
         };
         Box::new(move |step| schedule.lr_at(step))
     } else if name.starts_with("mocov3_momentum") {
@@ -241,7 +355,7 @@ fn schedule(case: &Case) -> Outcome {
 }
 
 /// Each element within the relative or the absolute tolerance, whichever is larger.
-fn elementwise(checks: &mut Checks, what: &str, got: &[f64], expected: &[f64], rel: f64, abs: f64) {
+pub(super) fn elementwise(checks: &mut Checks, what: &str, got: &[f64], expected: &[f64], rel: f64, abs: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
         checks.note(&format!("{what}[{i}]"), (g - e).abs(), (rel * e.abs()).max(abs));
