@@ -19,6 +19,7 @@ pub mod optim;
 pub mod parallel;
 pub mod plan;
 pub mod precision;
+pub mod problem;
 pub mod recipe;
 pub mod report;
 pub mod rng;

@@ -10,7 +10,6 @@ use crate::cli::EvalCommand;
 use crate::data::{self, Split};
 use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
-use crate::method::Inputs;
 use crate::model::Scope;
 use crate::plan::{Ranks, Request};
 use crate::recipe;
@@ -29,7 +28,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let request = Request { name, ranks: Ranks::Auto, cores: pretrain::cores(), device: chosen.description };
     let plan = pretrain::resolve(&loaded, source.as_ref(), &request)?;
 
-    let inputs = Inputs { backbone: &plan.recipe.backbone, views: &plan.recipe.views };
+    let inputs = plan.recipe.inputs();
     let scope = Scope::new(plan.recipe.seed, &chosen.device);
     let learner = plan.recipe.method.build(&inputs, &scope).map_err(EngineError::from)?;
     let (weights, buffers, manifest) =

@@ -14,7 +14,6 @@ use crate::data::{self, BadImages, Source, Split};
 use crate::engine::{self, EvalSet, Evaluation, Job, Trained, Weights};
 use crate::error::{Failure, Kind};
 use crate::files::{FileError, write_atomically};
-use crate::method::Inputs;
 use crate::model::Scope;
 use crate::optim::{Groups, ParameterRule};
 use crate::plan::{DataFacts, Plan, Request};
@@ -161,7 +160,7 @@ fn plan(args: &PretrainArgs, loaded: &Loaded, source: &dyn Source, device: Strin
 /// Builds the network once, so that what does not fit together is said before anything is written.
 fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
     let recipe = &plan.recipe;
-    let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
+    let inputs = recipe.inputs();
     let scope = Scope::new(recipe.seed, &backend::host());
     let learner = recipe.method.build(&inputs, &scope).map_err(|error| {
         let problem = Problem::at(error.key, error.problem).hint(error.hint);
@@ -177,7 +176,7 @@ fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
     if !problems.is_empty() {
         return Err(loaded.error(problems).into());
     }
-    let groups = Groups::new(&recipe.optimizer, &specs, &recipe.parameters, plan.steps_per_epoch);
+    let groups = Groups::new(&recipe.optimizer, &specs, &recipe.parameter_rules(), plan.steps_per_epoch);
     plan.parameters = Some(learner.layout().num_weights());
     Ok(groups)
 }

@@ -10,7 +10,6 @@ use crate::data::{Error as DataError, Source, Split};
 use crate::eval::{
     EvalConfig, EvalView, Extracted, Features, Knn, Warning, chance, embedding_std, extract, health, rankme,
 };
-use crate::method::Inputs;
 use crate::model::params::Flat;
 use crate::model::{Pass, Scope};
 use crate::ops;
@@ -138,7 +137,7 @@ pub fn evaluate(
     let size = recipe.views.iter().map(|view| view.size).max().unwrap_or(0);
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
     let build = || -> Result<Box<dyn FnMut(_) -> _>, EngineError> {
-        let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
+        let inputs = recipe.inputs();
         let mut learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, device))?;
         if let Weights::Given(weights, buffers) = weights {
             learner.set(&Flat::upload(weights.to_vec(), buffers.to_vec(), device));

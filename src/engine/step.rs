@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::config::Memory;
 use super::error::EngineError;
 use crate::data::HostBatch;
-use crate::method::{Learner, MicroBatch, Outputs, Sees};
+use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
 use crate::model::params::Layout;
 use crate::model::{BatchStats, Noise, Pass};
 use crate::parallel::{Collective, TreeSum};
@@ -21,6 +21,7 @@ pub(super) struct StepSpec {
     /// Those of this rank.
     pub(super) mine: Range<usize>,
     pub(super) memory: Memory,
+    pub(super) steps: u64,
     pub(super) steps_per_epoch: u64,
     pub(super) device: Device,
 }
@@ -36,6 +37,16 @@ pub(super) struct StepResult {
     pub(super) batch_stats: Vec<Vec<f32>>,
     /// Where those statistics belong.
     pub(super) stats_places: Vec<Range<usize>>,
+    /// Parts of the loss, means as the loss is.
+    pub(super) parts: Vec<(&'static str, f64)>,
+    /// What the method's update needs, of the global batch.
+    pub(super) statistics: Vec<Vec<f32>>,
+}
+
+impl StepSpec {
+    pub(super) fn progress(&self, step: u64) -> Progress {
+        Progress { step, steps: self.steps, steps_per_epoch: self.steps_per_epoch }
+    }
 }
 
 /// Runs this rank's micro-batches of one step and reduces over all ranks.
@@ -46,11 +57,10 @@ pub(super) fn run(
     learner: &dyn Learner,
     ranks: &dyn Collective,
 ) -> Result<StepResult, EngineError> {
-    let batches: Vec<MicroBatch> =
-        batches.into_iter().map(|batch| to_device(spec, step / spec.steps_per_epoch, batch)).collect();
+    let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step, batch)).collect();
     let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
     let mut gradients = TreeSum::new(spec.micros);
-    let (sum, count) = match learner.sees() {
+    let Terms { sum, count, parts, statistics } = match learner.sees() {
         Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
         Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
     };
@@ -64,7 +74,16 @@ pub(super) fn run(
     let per_micro: usize = places.iter().map(ExactSizeIterator::len).sum();
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
-    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places })
+    let parts = parts.into_iter().map(|(name, sum)| (name, sum / count)).collect();
+    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places, parts, statistics })
+}
+
+/// The loss of the global batch on the host.
+struct Terms {
+    sum: f64,
+    count: f64,
+    parts: Vec<(&'static str, f64)>,
+    statistics: Vec<Vec<f32>>,
 }
 
 struct RankStep<'a> {
@@ -81,16 +100,41 @@ impl RankStep<'_> {
         batches: &[MicroBatch],
         gradients: &mut TreeSum<f32>,
         ranks: &dyn Collective,
-    ) -> Result<(f64, f64), EngineError> {
-        let mut terms = Vec::with_capacity(2 * batches.len());
+    ) -> Result<Terms, EngineError> {
+        let (mut terms, mut values) = (Vec::new(), Vec::new());
+        let (mut names, mut lengths) = (Vec::new(), Vec::new());
         for (index, batch) in self.spec.mine.clone().zip(batches) {
             let outputs = self.encode(batch, true);
-            let loss = self.learner.loss(outputs);
-            terms.extend([f64::from(loss.sum.clone().into_scalar::<f32>()), loss.count]);
+            let loss = self.learner.loss(outputs, &batch.progress);
+            terms.extend([scalar(&loss.sum), loss.count]);
+            terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
+            names = loss.parts.iter().map(|(name, _)| *name).collect();
+            lengths.clear();
+            for statistic in loss.statistics {
+                lengths.push(statistic.dims()[0]);
+                values.extend(to_host(statistic));
+            }
             gradients.push_leaf(index, self.backward(&loss.sum));
         }
         let terms = ranks.all_gather_f64(terms)?;
-        Ok((tree_sum(terms.iter().step_by(2)), tree_sum(terms.iter().skip(1).step_by(2))))
+        let width = 2 + names.len();
+        let total = |at: usize| tree_sum(terms.iter().skip(at).step_by(width));
+        let parts = names.into_iter().enumerate().map(|(at, name)| (name, total(2 + at))).collect();
+        let mut statistics = Vec::new();
+        if !lengths.is_empty() {
+            let gathered = ranks.all_gather(values)?;
+            let mut sum = TreeSum::new(self.spec.micros);
+            let per_micro = gathered.chunks(lengths.iter().sum::<usize>().max(1));
+            per_micro.enumerate().for_each(|(micro, values)| sum.push_leaf(micro, values.to_vec()));
+            let sum = sum.finish();
+            let mut rest = sum.as_slice();
+            for length in lengths {
+                let (values, others) = rest.split_at(length);
+                statistics.push(values.to_vec());
+                rest = others;
+            }
+        }
+        Ok(Terms { sum: total(0), count: total(1), parts, statistics })
     }
 
     /// The loss sees all outputs: every rank evaluates it on detached leaves, then pushes its rows of the gradient back through its own
@@ -100,7 +144,7 @@ impl RankStep<'_> {
         batches: &[MicroBatch],
         gradients: &mut TreeSum<f32>,
         ranks: &dyn Collective,
-    ) -> Result<(f64, f64), EngineError> {
+    ) -> Result<Terms, EngineError> {
         let mut graphs = Vec::new();
         let mut local: Vec<HostOutputs> = Vec::new();
         for batch in batches {
@@ -115,8 +159,14 @@ impl RankStep<'_> {
         let leaves: Vec<Tensor<2>> =
             gathered.tensors.iter().map(|t| t.leaf(&self.spec.device).require_grad()).collect();
         let constants = gathered.constants.iter().map(|t| t.leaf(&self.spec.device)).collect();
-        let loss = self.learner.loss(Outputs { tensors: leaves.clone(), constants });
-        let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
+        let loss =
+            self.learner.loss(Outputs { tensors: leaves.clone(), constants }, &self.spec.progress(self.step));
+        let terms = Terms {
+            sum: scalar(&loss.sum),
+            count: loss.count,
+            parts: loss.parts.iter().map(|(name, part)| (*name, scalar(part))).collect(),
+            statistics: if ranks.leads() { loss.statistics.into_iter().map(to_host).collect() } else { Vec::new() },
+        };
         let mut leaf_gradients = loss.sum.backward();
         let upstream: Vec<Option<Tensor<2>>> =
             leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
@@ -135,7 +185,7 @@ impl RankStep<'_> {
             };
             gradients.push_leaf(index, flat);
         }
-        Ok((sum, loss.count))
+        Ok(terms)
     }
 
     fn encode(&mut self, batch: &MicroBatch, first: bool) -> Outputs {
@@ -176,13 +226,13 @@ impl Stats {
     }
 }
 
-fn to_device(spec: &StepSpec, epoch: u64, batch: HostBatch) -> MicroBatch {
+fn to_device(spec: &StepSpec, step: u64, batch: HostBatch) -> MicroBatch {
     let images = batch.images.len();
     let views = batch.views.into_iter().map(|view| {
         let side = view.size as usize;
         Tensor::from_data(TensorData::new(view.pixels, [images, 3, side, side]), &spec.device)
     });
-    MicroBatch { seed: spec.seed, epoch, views: views.collect(), images: batch.images }
+    MicroBatch { seed: spec.seed, progress: spec.progress(step), views: views.collect(), images: batch.images }
 }
 
 /// A two-dimensional tensor on the host.
@@ -237,6 +287,10 @@ fn gather(
             .collect()
     };
     Ok(HostOutputs { tensors: stack(|outputs| &outputs.tensors)?, constants: stack(|outputs| &outputs.constants)? })
+}
+
+fn scalar(tensor: &Tensor<1>) -> f64 {
+    f64::from(tensor.clone().into_scalar::<f32>())
 }
 
 fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

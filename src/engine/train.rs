@@ -15,7 +15,6 @@ use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
-use crate::method::Inputs;
 use crate::model::Scope;
 use crate::ops;
 use crate::parallel::{Collective, ThreadRank, run_ranks};
@@ -73,8 +72,7 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Option<Trained>, Engi
     let plan = job.plan;
     let recipe = &plan.recipe;
     let device = job.device.clone().autodiff();
-    let inputs = Inputs { backbone: &recipe.backbone, views: &recipe.views };
-    let learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, &device))?;
+    let learner = recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &device))?;
     let mine = plan.owned_by(ranks.rank());
     let mut trainer = Trainer::start(settings(plan), device, mine.clone(), learner, ranks, job.resume.as_deref())?;
     let first_step = trainer.steps_done();
@@ -124,9 +122,10 @@ fn settings(plan: &Plan) -> Settings {
         seed: recipe.seed,
         micro_batches: plan.micro_batches,
         memory: recipe.batch.memory,
+        steps: plan.steps,
         steps_per_epoch: plan.steps_per_epoch,
         optimizer: recipe.optimizer.clone(),
-        parameters: recipe.parameters.clone(),
+        parameters: recipe.parameter_rules(),
         schedule: plan.schedule(),
         weight_decay: plan.weight_decay,
         clip: recipe.schedule.clip(),

@@ -29,6 +29,8 @@ pub struct Settings {
     pub micro_batches: usize,
     /// What is kept between forward and backward pass.
     pub memory: Memory,
+    /// Steps of the run.
+    pub steps: u64,
     /// Steps of one epoch.
     pub steps_per_epoch: u64,
     /// Optimizer.
@@ -46,7 +48,7 @@ pub struct Settings {
 }
 
 /// What a step came to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepNumbers {
     /// Steps done, this one included.
     pub step: u64,
@@ -56,6 +58,8 @@ pub struct StepNumbers {
     pub lr: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
+    /// Parts of the loss, where the method names them.
+    pub parts: Vec<(&'static str, f64)>,
 }
 
 /// One rank's part of training.
@@ -94,10 +98,11 @@ impl<'a> Trainer<'a> {
             micros: settings.micro_batches,
             mine,
             memory: settings.memory,
+            steps: settings.steps,
             steps_per_epoch: settings.steps_per_epoch,
             device,
         };
-        let start = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume)).transpose()?;
+        let start = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.world_size())).transpose()?;
         let (leader, start) = match start {
             Some((leader, state)) => {
                 let flat = Flat::upload(state.weights, state.buffers, &spec.device);
@@ -126,7 +131,7 @@ impl<'a> Trainer<'a> {
         let (mut numbers, mut flat) = (None, None);
         if let Some(leader) = &mut self.leader {
             let (mut weights, mut buffers) = (self.learner.weights(), self.learner.buffers());
-            numbers = Some(leader.update(self.step, result, &mut weights, &mut buffers)?);
+            numbers = Some(leader.update(&self.spec, self.step, result, &*self.learner, &mut weights, &mut buffers)?);
             flat = Some(Flat::upload(weights, buffers, &self.spec.device));
         }
         let flat = value_from_leader(self.ranks, flat)?;
@@ -165,13 +170,19 @@ impl<'a> Trainer<'a> {
 
 impl Leader {
     /// Returns what is kept, and the state to start from.
-    fn start(settings: Settings, learner: &dyn Learner, resume: Option<&Path>) -> Result<(Self, State), EngineError> {
+    fn start(
+        settings: Settings,
+        learner: &dyn Learner,
+        resume: Option<&Path>,
+        threads: usize,
+    ) -> Result<(Self, State), EngineError> {
         let (specs, rules) = (specs(learner.layout()), &settings.parameters);
         let groups = Groups::new(&settings.optimizer, &specs, rules, settings.steps_per_epoch);
-        let mut optimizer = Optimizer::new(&settings.optimizer, groups);
+        let mut optimizer = Optimizer::new(&settings.optimizer, groups).on_threads(threads);
         let with_ema = settings.ema.is_some();
         let Some(path) = resume else {
-            let weights = learner.weights();
+            let mut weights = learner.weights();
+            learner.at_start(&mut weights);
             let ema = with_ema.then(|| weights.clone());
             let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema: None };
             return Ok((Self { settings, optimizer, ema }, state));
@@ -191,12 +202,14 @@ impl Leader {
 
     fn update(
         &mut self,
+        spec: &StepSpec,
         step: u64,
         result: StepResult,
+        learner: &dyn Learner,
         weights: &mut [f32],
         buffers: &mut [f32],
     ) -> Result<StepNumbers, EngineError> {
-        let StepResult { loss, gradient, batch_stats, stats_places } = result;
+        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics } = result;
         let mut gradient = gradient.expect("the first rank of a process gets the gradient");
         let Self { settings, optimizer, ema } = self;
         finite(step, "loss", loss)?;
@@ -208,6 +221,7 @@ impl Leader {
         let rates = Rates { lr, fixed_lr: settings.schedule.lr, weight_decay: settings.weight_decay.at(step) };
         optimizer.step(weights, &gradient, &rates);
         fold(&batch_stats, &stats_places, buffers);
+        learner.after_step(&statistics, &spec.progress(step), weights, buffers);
         // nothing that is not finite may reach a checkpoint, from which the run could never go on
         for values in [&*weights, &*buffers] {
             if let Some(bad) = not_finite(values) {
@@ -217,7 +231,7 @@ impl Leader {
         if let (Some(average), Some(config)) = (ema, &settings.ema) {
             ema::update(average, weights, config.momentum);
         }
-        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm })
+        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts })
     }
 }
 

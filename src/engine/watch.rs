@@ -47,7 +47,7 @@ impl Watch {
             lr: numbers.lr,
             grad_norm: numbers.grad_norm as f32,
             images: numbers.step * images,
-            parts: std::collections::BTreeMap::new(),
+            parts: numbers.parts.iter().map(|(name, value)| ((*name).to_owned(), *value as f32)).collect(),
             time_s: (now - self.started).as_secs_f64(),
             images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),
         };

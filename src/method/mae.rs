@@ -11,10 +11,11 @@ use burn::tensor::{Tensor, TensorData};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Sees};
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees};
 use crate::loss::mae::{normalize_patches, patchify, reconstruction};
-use crate::mask;
-use crate::model::{Backbone, ConfigError, Decoder, DecoderArch, Pass, Scope, Vit, gather_tokens};
+use crate::mask::{self, num_kept};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Decoder, DecoderArch, Pass, Scope, Vit, gather_tokens};
+use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem, multiple, multiple_of_four};
 
 /// The `[method.mae]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -70,13 +71,76 @@ impl Method for Mae {
         Ok(Self { backbone, decoder, mask_ratio: config.mask_ratio, norm_pix: config.norm_pix })
     }
 
+    fn check(config: &Config, inputs: &Inputs<'_>, found: &mut Numbers) {
+        let views = inputs.num_views();
+        if views != 1 {
+            found.push(
+                Problem::at("views", format!("`method.mae` reconstructs 1 view of each image, but `views` makes {views}"))
+                    .hint("write one `[[views]]` table with `count = 1`"),
+            );
+        }
+        let counted = [
+            found.size("method.mae.decoder_dim", config.decoder_dim, MAX_WIDTH),
+            found.size("method.mae.decoder_heads", config.decoder_heads, MAX_WIDTH),
+        ];
+        found.size("method.mae.decoder_depth", config.decoder_depth, MAX_DEPTH);
+        if counted == [true, true] {
+            let dim = "method.mae.decoder_dim";
+            multiple(dim, config.decoder_dim, config.decoder_heads, "method.mae.decoder_heads", found);
+            multiple_of_four(dim, config.decoder_dim, "its sine-cosine positions need", "method.mae", found);
+        }
+        let ratio = config.mask_ratio;
+        let in_range = ratio > 0.0 && ratio < 1.0;
+        if !in_range {
+            found.limit("method.mae.mask_ratio", ratio, "greater than 0 and less than 1");
+        }
+        match inputs.backbone {
+            BackboneConfig::Resnet(_) => found.push(
+                Problem::at(
+                    "method.mae",
+                    "`method.mae` drops patches and needs `backbone.vit`, but the backbone is `resnet`",
+                )
+                .against("backbone")
+                .hint("write `[backbone.vit]`, or keep the resnet and write `[method.simclr]`"),
+            ),
+            BackboneConfig::Vit(vit) => {
+                let side = inputs.views.first().map_or(0, |view| view.size as usize / vit.patch.max(1));
+                let patches = side.saturating_mul(side);
+                let kept = num_kept(patches, ratio);
+                if patches == 1 {
+                    let (size, least) = (vit.patch, 2 * vit.patch);
+                    let message = format!(
+                        "`views.0.size` is {size}, a single patch, but `method.mae` needs some to keep and some to remove"
+                    );
+                    found.push(
+                        Problem::at("views.0.size", message)
+                            .against("backbone.vit.patch")
+                            .hint(format!("use at least {least}, or a smaller patch")),
+                    );
+                } else if in_range && patches > 1 && (kept == 0 || kept == patches) {
+                    let what = if kept == 0 { "keeps" } else { "removes" };
+                    let least = (1000.0 / patches as f64).ceil() / 1000.0;
+                    found.push(
+                        Problem::at(
+                            "method.mae.mask_ratio",
+                            format!("`method.mae.mask_ratio` is {ratio}, which {what} none of the {patches} patches"),
+                        )
+                        .against("backbone.vit.patch")
+                        .against("views")
+                        .hint(format!("use from {least} to {}", 1.0 - least)),
+                    );
+                }
+            }
+        }
+}
+
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
         let encoder = self.encoder();
         let images = batch.views[0].clone();
         let tokens = encoder.embed_patches(images.clone()); // [b, l, d]
         let [num_images, num_patches, _] = tokens.dims();
         let keep = mask::num_kept(num_patches, self.mask_ratio);
-        let draw = |&image: &u64| mask::random_mask(batch.seed, batch.epoch, image, 0, num_patches, keep);
+        let draw = |&image: &u64| mask::random_mask(batch.seed, batch.progress.epoch(), image, 0, num_patches, keep);
         let kept: Vec<Vec<usize>> = batch.images.iter().map(draw).collect();
 
         let encoded = encoder.encode_tokens(gather_tokens(tokens, &kept), pass); // [b, prefix + keep, d]
@@ -91,14 +155,14 @@ impl Method for Mae {
         Outputs { tensors: vec![predictions.flatten(1, 2)], constants: vec![targets.flatten(1, 2), mask] }
     }
 
-    fn loss(&self, outputs: Outputs) -> Loss {
+    fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [predictions]: [Tensor<2>; 1] = outputs.tensors.try_into().expect("`encode` returns one tensor");
         let [targets, mask]: [Tensor<2>; 2] = outputs.constants.try_into().expect("`encode` returns two constants");
         let [num_images, num_patches] = mask.dims();
         let patches = [num_images, num_patches, predictions.dims()[1] / num_patches];
         let removed = num_patches - mask::num_kept(num_patches, self.mask_ratio);
         let sum = reconstruction(predictions.reshape(patches), targets.reshape(patches), mask);
-        Loss { sum, count: (num_images * removed) as f64 }
+        Loss::new(sum, (num_images * removed) as f64)
     }
 
     fn backbone(&self) -> &Backbone {

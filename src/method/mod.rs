@@ -4,10 +4,14 @@
 //! turns outputs into a loss. It knows no ranks, no clock, no optimizer and no loop. The engine sees it as a [`Learner`], an object-safe
 //! face that also gives access to the parameters in flat order, so the engine is compiled once for all methods.
 
+pub mod byol;
+mod check;
 pub mod mae;
 pub mod simclr;
 
-use burn::module::Module;
+use std::ops::Range;
+
+use burn::module::{Module, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::augment::ViewConfig;
 use crate::model::params::{self, Flat, Layout};
 use crate::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
+use crate::optim::{ParameterRule, RampConfig, ema};
+use crate::problem::Numbers;
 
 /// A self-supervised objective: everything that is particular to one paper, and nothing else.
 #[diagnostic::on_unimplemented(note = "derive `Module` on the struct, then implement `Method`; see CONTRIBUTING.md")]
@@ -31,14 +37,45 @@ pub trait Method: Module + Send + 'static {
     /// When method, backbone and views cannot work together; the error names the recipe key.
     fn build(config: &Self::Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError>;
 
+    /// Checks the table, alone and against the rest of the recipe; keys start with `method.<name>`.
+    fn check(config: &Self::Config, inputs: &Inputs<'_>, found: &mut Numbers);
+
+    /// Fills in what follows from the data: values the recipe leaves open, and says why, a line each.
+    fn resolve(_config: &mut Self::Config, _facts: &RunFacts) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns what is different for some parameters (no decay, frozen, rates of their own); the recipe's rules come after.
+    fn rules(_config: &Self::Config) -> Vec<ParameterRule> {
+        Vec::new()
+    }
+
     /// Runs the network over one micro-batch.
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs;
 
     /// Computes the loss of the outputs: of the whole global batch or of one micro-batch, as [`Method::SEES`] says.
-    fn loss(&self, outputs: Outputs) -> Loss;
+    fn loss(&self, outputs: Outputs, progress: &Progress) -> Loss;
 
     /// Returns the encoder that is evaluated and exported.
     fn backbone(&self) -> &Backbone;
+
+    /// Returns the momentum by which the teacher follows after this step, if there is one.
+    ///
+    /// A teacher is a field `teacher` built below [`Scope::untrained`]: each of its parameters that has a trained one of the same path
+    /// beside it becomes `momentum * teacher + (1 - momentum) * student` when the optimizer has moved the student.
+    fn teacher_momentum(&self, _progress: &Progress) -> Option<f64> {
+        None
+    }
+
+    /// Computes new values of saved tensors that no gradient moves (queues, centres) from [`Loss::statistics`] of the global batch.
+    fn update(&self, _statistics: &[Vec<f32>], _progress: &Progress) -> Vec<Update> {
+        Vec::new()
+    }
+
+    /// Returns the parameters whose rows are scaled to length 1 at the start and after each step.
+    fn unit_rows(&self) -> Vec<ParamId> {
+        Vec::new()
+    }
 }
 
 /// What a network is built for, from the recipe.
@@ -48,6 +85,59 @@ pub struct Inputs<'a> {
     pub backbone: &'a BackboneConfig,
     /// The groups of views.
     pub views: &'a [ViewConfig],
+    /// Images of one optimizer step.
+    pub global: usize,
+    /// Images of one forward pass.
+    pub micro: usize,
+}
+
+impl Inputs<'_> {
+    /// Returns the number of views an image is turned into.
+    #[must_use]
+    pub fn num_views(&self) -> usize {
+        self.views.iter().fold(0, |sum, view| sum.saturating_add(view.count))
+    }
+
+    /// Lists the size of each view, group by group.
+    pub fn view_sizes(&self) -> impl Iterator<Item = u32> {
+        self.views.iter().flat_map(|view| std::iter::repeat_n(view.size, view.count))
+    }
+}
+
+/// What is known of a run when its plan is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunFacts {
+    /// Images of the data.
+    pub images: usize,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps of one epoch.
+    pub steps_per_epoch: u64,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// This step, counted from 0.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps of one epoch.
+    pub steps_per_epoch: u64,
+}
+
+impl Progress {
+    /// Returns the epoch of this step, counted from 0.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.step / self.steps_per_epoch
+    }
+
+    /// Returns what a number has come to.
+    #[must_use]
+    pub fn at(&self, ramp: &RampConfig) -> f64 {
+        ramp.resolve(self.steps, self.steps_per_epoch).at(self.step)
+    }
 }
 
 /// What one evaluation of a loss sees.
@@ -64,8 +154,8 @@ pub enum Sees {
 pub struct MicroBatch {
     /// The run's seed, a key of masks.
     pub seed: u64,
-    /// Pass over the data, a key of masks.
-    pub epoch: u64,
+    /// How far the run is; its epoch is a key of masks.
+    pub progress: Progress,
     /// Index of each image in the data, the key of its random draws.
     pub images: Vec<u64>,
     /// Views, each `[images, 3, height, width]`, normalised.
@@ -88,6 +178,27 @@ pub struct Loss {
     pub sum: Tensor<1>,
     /// Number of terms.
     pub count: f64,
+    /// Parts of the sum, for the logs.
+    pub parts: Vec<(&'static str, Tensor<1>)>,
+    /// What [`Method::update`] needs; summed over the micro-batches where each has a loss of its own.
+    pub statistics: Vec<Tensor<1>>,
+}
+
+impl Loss {
+    /// A loss without parts and statistics.
+    #[must_use]
+    pub fn new(sum: Tensor<1>, count: f64) -> Self {
+        Self { sum, count, parts: Vec::new(), statistics: Vec::new() }
+    }
+}
+
+/// New values of a saved tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// Which.
+    pub id: ParamId,
+    /// All of its values, row-major.
+    pub values: Vec<f32>,
 }
 
 /// What the engine sees of a method.
@@ -97,7 +208,11 @@ pub trait Learner: Send {
     /// See [`Method::encode`].
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs;
     /// See [`Method::loss`].
-    fn loss(&self, outputs: Outputs) -> Loss;
+    fn loss(&self, outputs: Outputs, progress: &Progress) -> Loss;
+    /// Moves what no gradient moves after a step: saved tensors by [`Method::update`], teacher, unit rows.
+    fn after_step(&self, statistics: &[Vec<f32>], progress: &Progress, weights: &mut [f32], buffers: &mut [f32]);
+    /// Makes the first weights what [`Method::unit_rows`] asks for.
+    fn at_start(&self, weights: &mut [f32]);
     /// Returns what stands for each image after the backbone, `[images, dim]`.
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2>;
     /// Returns the parameters' paths, shapes and places in the flat vectors.
@@ -116,7 +231,17 @@ struct Holder<M> {
     // taken only inside `set`
     network: Option<M>,
     layout: Layout,
+    /// Places of the teacher's values in the buffers, and of the student's in the weights.
+    twins: Vec<(Range<usize>, Range<usize>)>,
     device: Device,
+    /// What `set` was given last; the network's parameters are views of it.
+    flat: Option<Flat>,
+}
+
+/// Scales a row to length 1; torch's `normalize`, with its bound of 1e-12.
+fn unit(row: &mut [f32]) {
+    let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
+    row.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
 }
 
 impl<M: Method> Holder<M> {
@@ -134,8 +259,30 @@ impl<M: Method> Learner for Holder<M> {
         self.network().encode(batch, pass)
     }
 
-    fn loss(&self, outputs: Outputs) -> Loss {
-        self.network().loss(outputs)
+    fn loss(&self, outputs: Outputs, progress: &Progress) -> Loss {
+        self.network().loss(outputs, progress)
+    }
+
+    fn after_step(&self, statistics: &[Vec<f32>], progress: &Progress, weights: &mut [f32], buffers: &mut [f32]) {
+        for Update { id, values } in self.network().update(statistics, progress) {
+            let place = &mut buffers[self.layout.entry(id).range()];
+            assert_eq!(place.len(), values.len(), "an update of another tensor");
+            place.copy_from_slice(&values);
+        }
+        self.at_start(weights);
+        if let Some(momentum) = self.network().teacher_momentum(progress) {
+            for (teacher, student) in &self.twins {
+                ema::update(&mut buffers[teacher.clone()], &weights[student.clone()], momentum);
+            }
+        }
+    }
+
+    fn at_start(&self, weights: &mut [f32]) {
+        for id in self.network().unit_rows() {
+            let entry = self.layout.entry(id);
+            let row = entry.len / entry.shape[0].max(1);
+            weights[entry.range()].chunks_mut(row.max(1)).for_each(unit);
+        }
     }
 
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2> {
@@ -147,16 +294,17 @@ impl<M: Method> Learner for Holder<M> {
     }
 
     fn weights(&self) -> Vec<f32> {
-        params::read_weights(self.network(), &self.layout)
+        self.flat.as_ref().map_or_else(|| params::read_weights(self.network(), &self.layout), Flat::weights)
     }
 
     fn buffers(&self) -> Vec<f32> {
-        params::read_buffers(self.network(), &self.layout)
+        self.flat.as_ref().map_or_else(|| params::read_buffers(self.network(), &self.layout), Flat::buffers)
     }
 
     fn set(&mut self, flat: &Flat) {
         if let Some(network) = self.network.take() {
             self.network = Some(params::write(network, &self.layout, flat, &self.device));
+            self.flat = Some(flat.clone());
         }
     }
 
@@ -168,7 +316,8 @@ impl<M: Method> Learner for Holder<M> {
 /// Shows a network on `device` to the engine.
 pub fn learner<M: Method>(network: M, device: &Device) -> Box<dyn Learner> {
     let layout = Layout::of(&network);
-    Box::new(Holder { network: Some(network), layout, device: device.clone() })
+    let twins = layout.twins("teacher.");
+    Box::new(Holder { network: Some(network), layout, twins, device: device.clone(), flat: None })
 }
 
 /// The one table of methods: recipe key, configuration, network.
@@ -194,6 +343,28 @@ macro_rules! methods {
                 }
             }
 
+            /// Checks the method's table, alone and against the rest of the recipe.
+            pub fn check(&self, inputs: &Inputs<'_>, found: &mut Numbers) {
+                match self {
+                    $(Self::$variant(config) => $module::$network::check(config, inputs, found),)*
+                }
+            }
+
+            /// Fills in what follows from the data; returns what was decided and why.
+            pub fn resolve(&mut self, facts: &RunFacts) -> Vec<String> {
+                match self {
+                    $(Self::$variant(config) => $module::$network::resolve(config, facts),)*
+                }
+            }
+
+            /// Returns what the method treats differently from parameter to parameter.
+            #[must_use]
+            pub fn rules(&self) -> Vec<ParameterRule> {
+                match self {
+                    $(Self::$variant(config) => $module::$network::rules(config),)*
+                }
+            }
+
             /// Returns the key of this method in a recipe.
             #[must_use]
             pub fn name(&self) -> &'static str {
@@ -208,6 +379,8 @@ macro_rules! methods {
 methods! {
     /// SimCLR (Chen et al., 2020, <https://arxiv.org/abs/2002.05709>).
     Simclr => simclr::SimClr,
+    /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
+    Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }

@@ -11,9 +11,10 @@ use burn::tensor::Tensor;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Sees};
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, check};
 use crate::loss::nt_xent;
 use crate::model::{Backbone, ConfigError, Pass, ProjectionHead, ProjectionHeadArch, Scope};
+use crate::problem::Numbers;
 
 /// The `[method.simclr]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,6 +56,13 @@ impl Method for SimClr {
         Ok(Self { backbone, head, temperature: config.temperature })
     }
 
+    fn check(config: &Config, inputs: &Inputs<'_>, found: &mut Numbers) {
+        found.positive("method.simclr.temperature", config.temperature);
+        check::head("method.simclr", config.hidden, config.out, config.layers, found);
+        check::pair_of_views("simclr", inputs, found);
+        check::other_images("simclr", inputs, found);
+    }
+
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
         let images = Tensor::cat(batch.views.clone(), 0); // [2 * micro, 3, h, w]
         let pooled = self.backbone.forward(images, pass).pooled;
@@ -62,10 +70,10 @@ impl Method for SimClr {
         Outputs { tensors: projections.chunk(2, 0), constants: Vec::new() }
     }
 
-    fn loss(&self, outputs: Outputs) -> Loss {
+    fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let anchors = 2 * first.dims()[0];
-        Loss { sum: nt_xent(first, second, self.temperature), count: anchors as f64 }
+        Loss::new(nt_xent(first, second, self.temperature), anchors as f64)
     }
 
     fn backbone(&self) -> &Backbone {

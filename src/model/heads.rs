@@ -13,8 +13,10 @@ use super::scope::Scope;
 pub struct ProjectionHeadArch {
     /// Widths, from the features to the projections.
     pub dims: Vec<usize>,
-    /// Biases of the linear layers in front of a norm and `ReLU`.
+    /// Biases of the hidden layers.
     pub hidden_bias: bool,
+    /// Batch norm between a hidden layer and its `ReLU`.
+    pub hidden_norm: bool,
     /// The last layer.
     pub last: LastLayer,
 }
@@ -37,10 +39,28 @@ impl ProjectionHeadArch {
     /// the released code.
     #[must_use]
     pub fn simclr(inputs: usize, hidden: usize, out: usize, layers: usize) -> Self {
+        Self::mlp(inputs, hidden, out, layers, LastLayer::Norm(Affine::Scale))
+    }
+
+    /// `layers` linear layers; the hidden ones without bias, with batch norm and `ReLU`.
+    #[must_use]
+    pub fn mlp(inputs: usize, hidden: usize, out: usize, layers: usize, last: LastLayer) -> Self {
         let mut dims = vec![inputs];
         dims.extend(std::iter::repeat_n(hidden, layers.saturating_sub(1)));
         dims.push(out);
-        Self { dims, hidden_bias: false, last: LastLayer::Norm(Affine::Scale) }
+        Self { dims, hidden_bias: false, hidden_norm: true, last }
+    }
+
+    /// The same with biases in the hidden layers.
+    #[must_use]
+    pub fn with_hidden_bias(self) -> Self {
+        Self { hidden_bias: true, ..self }
+    }
+
+    /// The same with biases instead of batch norms in the hidden layers.
+    #[must_use]
+    pub fn without_norm(self) -> Self {
+        Self { hidden_bias: true, hidden_norm: false, ..self }
     }
 }
 
@@ -71,7 +91,7 @@ impl ProjectionHead {
         let layers = arch.dims.windows(2).enumerate().map(|(index, dims)| {
             let scope = scope.enter("layers").enter(index);
             let (bias, affine) = match arch.last {
-                _ if index + 1 < count => (arch.hidden_bias, Some(Affine::Full)),
+                _ if index + 1 < count => (arch.hidden_bias, arch.hidden_norm.then_some(Affine::Full)),
                 LastLayer::Linear { bias } => (bias, None),
                 LastLayer::Norm(affine) => (false, Some(affine)),
             };
@@ -138,7 +158,7 @@ mod tests {
     #[test]
     fn a_linear_end_has_no_norm() {
         let last = LastLayer::Linear { bias: true };
-        let paths = paths(&ProjectionHeadArch { dims: vec![3, 2], hidden_bias: true, last });
+        let paths = paths(&ProjectionHeadArch { dims: vec![3, 2], hidden_bias: true, hidden_norm: true, last });
         assert_eq!(paths, ["layers.0.linear.weight [2, 3]", "layers.0.linear.bias [2]"]);
     }
 }

@@ -2,6 +2,7 @@
 mod backbone;
 mod config;
 mod decoder;
+mod dino_head;
 mod error;
 mod heads;
 pub mod layers;
@@ -16,6 +17,7 @@ mod vit;
 pub use backbone::Backbone;
 pub use config::{BackboneConfig, Pool, PositionEmbedding, ResNetConfig, Stem, VitConfig, VitInit, VitSize};
 pub use decoder::{Decoder, DecoderArch};
+pub use dino_head::{DinoHead, DinoHeadArch};
 pub use error::ConfigError;
 pub use heads::{LastLayer, ProjectionHead, ProjectionHeadArch};
 pub use pass::{BatchStats, Noise, Pass};

@@ -36,7 +36,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn range(&self) -> std::ops::Range<usize> {
+    /// Returns the place in the weights or in the buffers.
+    #[must_use]
+    pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len
     }
 }
@@ -93,6 +95,24 @@ impl Layout {
             Some(name) => Err(LoadError::Unknown { path: name.clone() }),
             None => Ok((weights, buffers)),
         }
+    }
+
+    /// Returns the entry of a parameter.
+    ///
+    /// # Panics
+    /// When the parameter is of another module.
+    #[must_use]
+    pub fn entry(&self, id: ParamId) -> &Entry {
+        self.entries.iter().find(|entry| entry.id == id).expect("the parameter belongs to this module")
+    }
+
+    /// Pairs each saved tensor `<prefix>X` with the trained one `X`: their places in buffers and weights.
+    #[must_use]
+    pub fn twins(&self, prefix: &str) -> Vec<(std::ops::Range<usize>, std::ops::Range<usize>)> {
+        let trained: BTreeMap<&str, &Entry> =
+            self.entries.iter().filter(|entry| entry.kind == Kind::Trained).map(|entry| (&*entry.path, entry)).collect();
+        let saved = self.entries.iter().filter(|entry| entry.kind == Kind::Buffer);
+        saved.filter_map(|entry| Some((entry.range(), trained.get(entry.path.strip_prefix(prefix)?)?.range()))).collect()
     }
 
     /// Returns the places of a layer's running mean and variance in the buffers.
@@ -189,6 +209,24 @@ impl Flat {
             Tensor::from_data(TensorData::new(values, [len]), &device)
         };
         Self { weights: upload(weights), buffers: upload(buffers) }
+    }
+}
+
+impl Flat {
+    /// Copies the trained values.
+    #[must_use]
+    pub fn weights(&self) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.weights.dims()[0]);
+        append(&mut values, self.weights.clone());
+        values
+    }
+
+    /// Copies the values that are saved but not trained.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.buffers.dims()[0]);
+        append(&mut values, self.buffers.clone());
+        values
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a forward pass carries beside its tensors.
 
+use std::ops::Range;
+
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 
@@ -9,7 +11,11 @@ use burn::tensor::Tensor;
 /// the running statistics in micro-batch order, so a pass may be run again (gradient caching) or on another rank.
 #[derive(Debug)]
 pub struct Pass {
+    train: bool,
+    /// The noise of the rows that enter the network now.
     noise: Option<Noise>,
+    /// The rows of the whole micro-batch.
+    rows: Vec<(u64, u64)>,
     batch_stats: Vec<BatchStats>,
 }
 
@@ -41,16 +47,38 @@ impl Pass {
     /// A training pass.
     #[must_use]
     pub fn train(noise: Noise) -> Self {
-        Self { noise: Some(noise), batch_stats: Vec::new() }
+        Self { train: true, rows: noise.rows.clone(), noise: Some(noise), batch_stats: Vec::new() }
     }
 
     /// An evaluation pass: running statistics, no noise.
     #[must_use]
     pub fn eval() -> Self {
-        Self { noise: None, batch_stats: Vec::new() }
+        Self { train: false, noise: None, rows: Vec::new(), batch_stats: Vec::new() }
     }
 
-    /// Returns the keys of the random draws while training, nothing while evaluating.
+    /// Goes on with some of the micro-batch's rows: a method that sends its views through a network one after the other says so before each.
+    ///
+    /// # Panics
+    /// When a training pass has fewer rows.
+    pub fn for_rows(&mut self, rows: Range<usize>) -> &mut Self {
+        if let Some(noise) = &mut self.noise {
+            noise.rows = self.rows[rows].to_vec();
+        }
+        self
+    }
+
+    /// Makes a pass of the same kind without noise: for a teacher, which normalises with batch statistics but drops nothing.
+    #[must_use]
+    pub fn without_noise(&self) -> Self {
+        Self { train: self.train, noise: None, rows: Vec::new(), batch_stats: Vec::new() }
+    }
+
+    /// Takes over the statistics that another pass has collected.
+    pub fn absorb(&mut self, other: Self) {
+        self.batch_stats.extend(other.batch_stats);
+    }
+
+    /// Returns the keys of the random draws, nothing where there are none.
     #[must_use]
     pub fn noise(&self) -> Option<&Noise> {
         self.noise.as_ref()
@@ -59,7 +87,7 @@ impl Pass {
     /// Tells whether this is a training pass.
     #[must_use]
     pub fn is_train(&self) -> bool {
-        self.noise.is_some()
+        self.train
     }
 
     /// Hands over a layer's batch statistics.

@@ -60,13 +60,14 @@ pub struct Scope {
     seed: u64,
     device: Device,
     path: String,
+    kind: Kind,
 }
 
 impl Scope {
     /// Opens the root scope. Give a device with autodiff to train, a plain one to evaluate.
     #[must_use]
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { seed, device: device.clone(), path: String::new() }
+        Self { seed, device: device.clone(), path: String::new(), kind: Kind::Trained }
     }
 
     /// Enters a part; use the name of the module's field, so that the path equals the module path.
@@ -74,6 +75,12 @@ impl Scope {
     pub fn enter(&self, name: impl std::fmt::Display) -> Self {
         let path = if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
         Self { path, ..self.clone() }
+    }
+
+    /// Makes a twin of what is built here: the same values, but saved and not trained (a teacher).
+    #[must_use]
+    pub fn untrained(&self) -> Self {
+        Self { kind: Kind::Buffer, ..self.clone() }
     }
 
     /// Returns the device parameters live on.
@@ -86,8 +93,9 @@ impl Scope {
     #[must_use]
     pub fn param<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Param<Tensor<D>> {
         let tensor = self.tensor(name, shape, init);
-        let tensor = if self.device.is_autodiff() { tensor.require_grad() } else { tensor };
-        Param::initialized(Kind::Trained.new_id(), tensor)
+        let trained = self.kind == Kind::Trained && self.device.is_autodiff();
+        let tensor = if trained { tensor.require_grad() } else { tensor.set_require_grad(false) };
+        Param::initialized(self.kind.new_id(), tensor)
     }
 
     /// Makes a saved tensor that is not trained (running statistics, fixed embeddings).

@@ -134,6 +134,10 @@ impl Groups {
         self.params.iter()
     }
 
+    pub(super) fn as_slice(&self) -> &[(ParamSpec, Group)] {
+        &self.params
+    }
+
     /// Iterates over the places of the parameters.
     pub fn specs(&self) -> impl Iterator<Item = &ParamSpec> {
         self.params.iter().map(|(spec, _)| spec)

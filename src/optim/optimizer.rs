@@ -1,7 +1,8 @@
 //! Optimizers over one flat vector of parameters on the host; [`super::rules`] has the step of a parameter.
 
 use super::config::{LarsForm, OptimizerConfig};
-use super::groups::Groups;
+use super::groups::{Group, Groups};
+use super::params::ParamSpec;
 use super::rules::{Now, adam, lamb, lars, lion, sgd};
 
 /// An optimizer with its state.
@@ -12,6 +13,87 @@ pub struct Optimizer {
     /// Name and values of each vector of the state.
     state: Vec<(&'static str, Vec<f32>)>,
     steps: u64,
+    threads: usize,
+}
+
+/// What is the same for all parameters in a step.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    config: &'a OptimizerConfig,
+    rates: &'a Rates,
+    shrink: f64,
+    steps: u64,
+}
+
+/// Some parameters that lie one behind the other, with their part of each flat vector.
+struct Part<'a> {
+    parameters: &'a [(ParamSpec, Group)],
+    weights: &'a mut [f32],
+    gradients: &'a [f32],
+    state: Vec<&'a mut [f32]>,
+}
+
+impl Part<'_> {
+    /// Cuts in two between parameters, the first with about `share` of the values.
+    fn split(self, share: f64) -> (Self, Self) {
+        let start = self.parameters.first().map_or(0, |(spec, _)| spec.offset);
+        let wanted = start + (self.weights.len() as f64 * share) as usize;
+        let count = self.parameters.partition_point(|(spec, _)| spec.range().end <= wanted);
+        let (head, tail) = self.parameters.split_at(count);
+        let at = tail.first().map_or(self.weights.len(), |(spec, _)| spec.offset - start);
+        let (weights, more_weights) = self.weights.split_at_mut(at);
+        let (gradients, more_gradients) = self.gradients.split_at(at);
+        let (state, more_state) = self.state.into_iter().map(|values| values.split_at_mut(at)).unzip();
+        (
+            Self { parameters: head, weights, gradients, state },
+            Self { parameters: tail, weights: more_weights, gradients: more_gradients, state: more_state },
+        )
+    }
+}
+
+impl Step<'_> {
+    fn run(self, part: Part<'_>, threads: usize) {
+        if threads <= 1 {
+            return self.run_here(part);
+        }
+        let (own, others) = part.split(1.0 / threads as f64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.run_here(own));
+            self.run(others, threads - 1);
+        });
+    }
+
+    fn run_here(self, part: Part<'_>) {
+        let Self { config, rates, shrink, steps } = self;
+        let Part { parameters, weights, gradients, mut state } = part;
+        let start = parameters.first().map_or(0, |(spec, _)| spec.offset);
+        for (spec, group) in parameters.iter().filter(|(_, group)| group.frozen_steps < steps) {
+            let range = spec.range().start - start..spec.range().end - start;
+            let (p, g) = (&mut weights[range.clone()], &gradients[range.clone()]);
+            let now = Now {
+                lr: group.lr_scale * if group.fixed_lr { rates.fixed_lr } else { rates.lr },
+                weight_decay: group.decay.at(rates.weight_decay),
+                adapt: group.adapt,
+                step: steps - group.frozen_steps,
+            };
+            match (config, state.as_mut_slice()) {
+                (OptimizerConfig::Sgd(_), []) => sgd::descend(p, g, now),
+                (OptimizerConfig::Sgd(sgd), [m]) => sgd::step(sgd, p, g, &mut m[range], now),
+                (OptimizerConfig::Lars(lars), [m]) => lars::step(lars, p, g, &mut m[range], now),
+                (OptimizerConfig::Lion(lion), [m]) => lion::step(lion.betas, p, g, &mut m[range], now),
+                (config, [mean, square]) => {
+                    let moments = (&mut mean[range.clone()], &mut square[range]);
+                    match config {
+                        OptimizerConfig::Adamw(c) => adam::step(c.betas, c.eps, true, p, g, moments, now),
+                        OptimizerConfig::Adam(c) => adam::step(c.betas, c.eps, false, p, g, moments, now),
+                        OptimizerConfig::Lamb(lamb) => lamb::step(lamb, shrink, p, g, moments, now),
+                        _ => unreachable!("no other optimizer was given two vectors"),
+                    }
+                }
+                _ => unreachable!("the state was made for this optimizer"),
+            }
+        }
+    }
 }
 
 /// What moves from step to step.
@@ -63,7 +145,13 @@ impl Optimizer {
             OptimizerConfig::Lion(_) => &["exp_avg"],
         };
         let state = names.iter().map(|&name| (name, vec![0.0; groups.len()])).collect();
-        Self { config: config.clone(), groups, state, steps: 0 }
+        Self { config: config.clone(), groups, state, steps: 0, threads: 1 }
+    }
+
+    /// Steps on so many threads; parameters are shared out whole, so the result is the same.
+    #[must_use]
+    pub fn on_threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     /// Moves the weights by one step. What is frozen in it stays, without decay, and so does its state.
@@ -75,32 +163,14 @@ impl Optimizer {
         assert_eq!(gradients.len(), self.groups.len(), "one gradient a parameter element");
         self.steps += 1;
         let shrink = if let OptimizerConfig::Lamb(lamb) = &self.config { lamb::shrink(lamb, gradients) } else { 1.0 };
-        for (spec, group) in self.groups.iter().filter(|(_, group)| group.frozen_steps < self.steps) {
-            let range = spec.range();
-            let (p, g) = (&mut weights[range.clone()], &gradients[range.clone()]);
-            let now = Now {
-                lr: group.lr_scale * if group.fixed_lr { rates.fixed_lr } else { rates.lr },
-                weight_decay: group.decay.at(rates.weight_decay),
-                adapt: group.adapt,
-                step: self.steps - group.frozen_steps,
-            };
-            match (&self.config, self.state.as_mut_slice()) {
-                (OptimizerConfig::Sgd(_), []) => sgd::descend(p, g, now),
-                (OptimizerConfig::Sgd(sgd), [(_, m)]) => sgd::step(sgd, p, g, &mut m[range], now),
-                (OptimizerConfig::Lars(lars), [(_, m)]) => lars::step(lars, p, g, &mut m[range], now),
-                (OptimizerConfig::Lion(lion), [(_, m)]) => lion::step(lion.betas, p, g, &mut m[range], now),
-                (config, [(_, mean), (_, square)]) => {
-                    let moments = (&mut mean[range.clone()], &mut square[range]);
-                    match config {
-                        OptimizerConfig::Adamw(c) => adam::step(c.betas, c.eps, true, p, g, moments, now),
-                        OptimizerConfig::Adam(c) => adam::step(c.betas, c.eps, false, p, g, moments, now),
-                        OptimizerConfig::Lamb(lamb) => lamb::step(lamb, shrink, p, g, moments, now),
-                        _ => unreachable!("no other optimizer was given two vectors"),
-                    }
-                }
-                _ => unreachable!("the state was made for this optimizer"),
-            }
-        }
+        let now = Step { config: &self.config, rates, shrink, steps: self.steps };
+        let part = Part {
+            parameters: self.groups.as_slice(),
+            weights,
+            gradients,
+            state: self.state.iter_mut().map(|(_, values)| values.as_mut_slice()).collect(),
+        };
+        now.run(part, self.threads);
     }
 
     /// Returns how each parameter is treated.

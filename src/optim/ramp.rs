@@ -51,6 +51,12 @@ pub enum Each {
 }
 
 impl RampConfig {
+    /// Half a cosine over the whole run.
+    #[must_use]
+    pub fn cosine(start: f64, end: f64) -> Self {
+        Self { start, end, shape: RampShape::Cosine, epochs: None, each: Each::Step }
+    }
+
     /// A number that doesn't move.
     #[must_use]
     pub fn constant(value: f64) -> Self {

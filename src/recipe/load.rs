@@ -10,7 +10,7 @@ use toml_edit::{Document, DocumentMut};
 use super::error::{Diagnostic, Origin, RecipeError};
 use super::locate::locate;
 use super::overrides::Override;
-use super::problem::{Place, Problem, closest};
+use crate::problem::{Place, Problem, closest};
 use super::schema::schema;
 use super::{Recipe, structure};
 

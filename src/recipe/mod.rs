@@ -7,15 +7,14 @@ mod error;
 mod load;
 mod locate;
 mod overrides;
-mod problem;
 mod schema;
 mod structure;
 
 pub(crate) use error::report;
 pub use error::{Diagnostic, RecipeError};
 pub use load::{Loaded, load, parse};
-pub(crate) use problem::plural;
-pub use problem::{Place, Problem};
+pub(crate) use crate::problem::plural;
+pub use crate::problem::{Place, Problem};
 pub use schema::schema;
 
 use schemars::JsonSchema;

@@ -2,7 +2,7 @@
 
 use toml_edit::{DocumentMut, Item, Value};
 
-use super::problem::{Problem, plural};
+use crate::problem::{Problem, plural};
 
 /// One parsed override.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::problem::{Problem, closest, listing, plural};
+use crate::problem::{Problem, closest, listing, plural};
 use super::schema::{Node, Shape, join};
 
 /// Compares a parsed recipe with the schema.

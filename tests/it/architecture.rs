@@ -16,10 +16,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("loss", &[]),
     ("optim", &["ops"]),
     ("model", &["mask", "ops", "rng"]),
-    ("method", &["augment", "loss", "mask", "model", "optim", "rng"]),
+    ("problem", &[]),
+    ("method", &["augment", "loss", "mask", "model", "optim", "problem", "rng"]),
     ("checkpoint", &["files", "model"]),
     ("eval", &["augment", "data"]),
-    ("recipe", &["augment", "data", "engine::config", "eval", "mask", "method", "model", "ops", "optim"]),
+    ("recipe", &["augment", "data", "engine::config", "eval", "method", "model", "ops", "optim", "problem"]),
     ("plan", &["data", "model", "optim", "recipe"]),
     ("report", &["eval", "files", "ops", "plan"]),
     (

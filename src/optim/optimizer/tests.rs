@@ -272,6 +272,21 @@ fn a_frozen_parameter_starts_later_as_if_it_were_new() {
 }
 
 #[test]
+fn threads_do_not_change_the_result() {
+    for config in all() {
+        let (expected, expected_weights) = run(&config, 3);
+        for threads in [2, 3, 8] {
+            let mut optimizer = Optimizer::new(&config, groups(&config)).on_threads(threads);
+            let mut weights = values(0.0);
+            for step in 0..3 {
+                optimizer.step(&mut weights, &values(1.0 + step as f32), &rates(&config, 0.1));
+            }
+            assert_eq!((&weights, optimizer.state()), (&expected_weights, expected.state()), "{threads} threads");
+        }
+    }
+}
+
+#[test]
 fn a_reloaded_state_continues_to_the_bit() {
     for config in all() {
         let (mut optimizer, mut weights) = run(&config, 3);

@@ -1,18 +1,17 @@
 //! Values: limits that types cannot express, and what must fit together. All problems are found at once.
 
 mod network;
-mod number;
 mod optim;
 
-use number::Numbers;
-
 use super::Recipe;
-use super::problem::Problem;
+use crate::problem::{Numbers, Problem};
 use super::schema::join;
 use crate::augment::ViewConfig;
 use crate::data::{DataConfig, SourceKind};
 use crate::engine::BatchConfig;
 use crate::eval::EvalConfig;
+use crate::method::Inputs;
+use crate::optim::ParameterRule;
 
 impl Recipe {
     /// Checks every value and what must fit together; empty when the recipe can be planned.
@@ -42,9 +41,16 @@ impl Recipe {
         found.problems
     }
 
-    /// Returns the number of views an image is turned into.
-    pub fn num_views(&self) -> usize {
-        self.views.iter().fold(0, |sum, view| sum.saturating_add(view.count))
+    /// Returns what is different for some parameters: the method's rules, then the recipe's.
+    pub fn parameter_rules(&self) -> Vec<ParameterRule> {
+        let mut rules = self.method.rules();
+        rules.extend_from_slice(&self.parameters);
+        rules
+    }
+
+    /// Returns what a network is built for.
+    pub fn inputs(&self) -> Inputs<'_> {
+        Inputs { backbone: &self.backbone, views: &self.views, global: self.batch.global, micro: self.batch.micro }
     }
 
     fn check_top(&self, found: &mut Numbers) {

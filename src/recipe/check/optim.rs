@@ -1,6 +1,6 @@
 //! Optimizer, schedule and rules for some of the parameters.
 
-use super::number::Numbers;
+use crate::problem::Numbers;
 use crate::optim::{LrDecay, OptimizerConfig, ParameterRule, ScheduleConfig};
 use crate::recipe::Problem;
 

@@ -1,6 +1,10 @@
 //! What can be wrong with a recipe, and where.
 
+mod numbers;
+
 use std::fmt;
+
+pub use numbers::{MAX_DEPTH, MAX_WIDTH, Numbers};
 
 /// Where a problem lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +105,27 @@ pub(crate) fn listing<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         Some((last, _)) => last.clone(),
         None => String::new(),
     }
+}
+
+/// Requires a multiple of another key's value.
+pub(crate) fn multiple(key: &str, value: usize, of: usize, of_key: &'static str, found: &mut Numbers) {
+    if !value.is_multiple_of(of) {
+        let message = format!("`{key}` is {value}, but must be a multiple of `{of_key}`, {of}");
+        found.push(Problem::at(key, message).against(of_key).hint(near_multiples(value, of)));
+    }
+}
+
+/// Requires a multiple of 4.
+pub(crate) fn multiple_of_four(key: &str, value: usize, why: &str, why_key: &'static str, found: &mut Numbers) {
+    if !value.is_multiple_of(4) {
+        let message = format!("`{key}` is {value}, but must be a multiple of 4, as {why}");
+        found.push(Problem::at(key, message).against(why_key).hint(near_multiples(value, 4)));
+    }
+}
+
+fn near_multiples(value: usize, of: usize) -> String {
+    let below = value / of * of;
+    if below == 0 { format!("use {of}") } else { format!("use {below} or {}", below.saturating_add(of)) }
 }
 
 #[cfg(test)]

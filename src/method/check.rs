@@ -1,0 +1,71 @@
+//! Checks that several methods share.
+
+use super::Inputs;
+use crate::optim::RampConfig;
+use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
+
+/// Sizes of a projection head in the table `at`.
+pub(super) fn head(at: &str, hidden: usize, out: usize, layers: usize, found: &mut Numbers) {
+    found.size(&format!("{at}.hidden"), hidden, MAX_WIDTH);
+    found.size(&format!("{at}.out"), out, MAX_WIDTH);
+    found.size(&format!("{at}.layers"), layers, MAX_DEPTH);
+}
+
+/// Two views of each image, of one size.
+pub(super) fn pair_of_views(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    let views = inputs.num_views();
+    if views != 2 {
+        found.push(
+            Problem::at("views", format!("`method.{method}` compares 2 views of each image, but `views` makes {views}"))
+                .hint("write one `[[views]]` table with `count = 2`, or two tables"),
+        );
+    }
+    if let [first, .., last] = inputs.views
+        && first.size != last.size
+    {
+        let index = inputs.views.len() - 1;
+        let (a, b) = (first.size, last.size);
+        found.push(
+            Problem::at(
+                format!("views.{index}.size"),
+                format!("`method.{method}` needs views of equal size, but they have {a} and {b} pixels"),
+            )
+            .hint(format!("set both to {a}, or both to {b}")),
+        );
+    }
+}
+
+/// A global batch of more than one image.
+pub(super) fn other_images(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    if inputs.global == 1 {
+        found.push(
+            Problem::at(
+                "batch.global",
+                format!("`batch.global` is 1, but `method.{method}` needs other images to compare with"),
+            )
+            .hint("use at least 2; 256 and more work well"),
+        );
+    }
+}
+
+/// Both ends of a teacher's momentum.
+pub(super) fn momentum(at: &str, momentum: &RampConfig, found: &mut Numbers) {
+    found.probability(&format!("{at}.start"), momentum.start);
+    found.probability(&format!("{at}.end"), momentum.end);
+    ramp(at, momentum, found);
+}
+
+/// Both ends of a temperature.
+#[expect(dead_code, reason = "for DINO")]
+pub(super) fn temperature(at: &str, temperature: &RampConfig, found: &mut Numbers) {
+    found.positive(&format!("{at}.start"), temperature.start);
+    found.positive(&format!("{at}.end"), temperature.end);
+    ramp(at, temperature, found);
+}
+
+fn ramp(at: &str, ramp: &RampConfig, found: &mut Numbers) {
+    if let Err((key, problem)) = ramp.check() {
+        let key = format!("{at}.{key}");
+        found.push(Problem::at(&key, format!("`{key}` {problem}")));
+    }
+}
