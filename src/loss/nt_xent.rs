@@ -2,13 +2,10 @@
 //!
 //! Chen, Kornblith, Norouzi, Hinton, 2020, <https://arxiv.org/abs/2002.05709>, equation 1 and algorithm 1.
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::Tensor;
 
 use super::reduce::total;
-
-/// Smallest squared norm a vector is divided by, of `tf.math.l2_normalize` as the released SimCLR code calls it. Keeps
-/// the zero vector and its gradient finite; vectors longer than 1e-6 don't notice.
-const EPSILON: f64 = 1e-12;
+use super::rows::{MIN_NORM, cross_entropy_of_positive, l2_normalize, similarity_to_other_images};
 
 /// Returns the NT-Xent loss summed over the 2b anchors; divide by 2b for the mean of the paper.
 ///
@@ -39,27 +36,11 @@ pub fn nt_xent_per_anchor(first: Tensor<2>, second: Tensor<2>, temperature: f64)
     assert_eq!(second.dims(), [batch, dim], "both views have one projection an image");
     assert!(temperature > 0.0, "the temperature is positive, got {temperature}");
 
-    let first = l2_normalize(first);
-    let second = l2_normalize(second);
+    let first = l2_normalize(first, MIN_NORM);
+    let second = l2_normalize(second, MIN_NORM);
     let positive = (first.clone() * second.clone()).sum_dim(1) / temperature;
     let positive = Tensor::cat(vec![positive.clone(), positive], 0); // [2 * b, 1]
-
-    let views = Tensor::cat(vec![first, second], 0); // [2 * b, d]
-    let same_image = (!Tensor::<2, Bool>::diag_mask([batch, batch], 0, &views.device())).repeat(&[2, 2]);
-    let similarity = (views.clone() / temperature).matmul(views.transpose()); // [2 * b, 2 * b]
-    let negatives = similarity.mask_fill(same_image, f32::NEG_INFINITY);
-    // The loss is ln(1 + sum of exp(negative - positive)): small losses keep their digits, which a difference of two logarithms loses.
-    // `excess`, by which the closest negative beats the positive, keeps exp from overflowing; no gradient passes through it.
-    let excess = (negatives.clone().detach().max_dim(1) - positive.clone().detach()).clamp_min(0.0);
-    let sum = (negatives - (positive + excess.clone())).exp().sum_dim(1);
-    let loss = (sum + (excess.clone().neg().exp() - 1.0)).log1p() + excess;
-    loss.squeeze_dim(1)
-}
-
-/// Divides each row by its Euclidean norm.
-fn l2_normalize(rows: Tensor<2>) -> Tensor<2> {
-    let norm = rows.clone().square().sum_dim(1).clamp_min(EPSILON).sqrt();
-    rows / norm
+    cross_entropy_of_positive(positive, similarity_to_other_images(first, second, temperature))
 }
 
 #[cfg(test)]
@@ -81,7 +62,7 @@ mod tests {
         let batch = views.len() / 2;
         let similarity = |i: usize, j: usize| {
             let dot: f64 = views[i].iter().zip(views[j]).map(|(a, b)| a * b).sum();
-            let norm = |v: &[f64]| v.iter().map(|a| a * a).sum::<f64>().max(EPSILON).sqrt();
+            let norm = |v: &[f64]| v.iter().map(|a| a * a).sum::<f64>().sqrt().max(MIN_NORM);
             dot / norm(views[i]) / norm(views[j]) / temperature
         };
         let loss = |i: usize| {

@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("mask", &["rng"]),
     ("augment", &["rng"]),
     ("data", &["augment", "rng"]),
-    ("loss", &[]),
+    ("loss", &["rng"]),
     ("optim", &["ops"]),
     ("model", &["mask", "ops", "rng"]),
     ("problem", &[]),
