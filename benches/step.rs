@@ -17,12 +17,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use autodidact::data::{HostBatch, HostView};
 use autodidact::engine::{EngineError, Memory, Settings, Trainer};
-use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Sees, learner};
+use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, learner};
 use autodidact::model::layers::Linear;
 use autodidact::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
 use autodidact::ops;
 use autodidact::optim::{AdamWConfig, Clip, OptimizerConfig, Ramp, Schedule};
 use autodidact::parallel::{Collective, ThreadRank, run_ranks, share, value_from_leader};
+use autodidact::problem::Numbers;
 use autodidact::rng::{Purpose, Stream};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -149,6 +150,7 @@ fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)
         seed: 0,
         micro_batches: world,
         memory: Memory::Keep,
+        steps: 1_000_000,
         steps_per_epoch: 1_000_000,
         optimizer: OptimizerConfig::Adamw(AdamWConfig {
             betas: [0.9, 0.999],
@@ -204,10 +206,12 @@ impl Method for Squares {
         Outputs { tensors: vec![self.head.forward(pooled)], constants: Vec::new() }
     }
 
-    fn loss(&self, outputs: Outputs) -> Loss {
+    fn check((): &(), _: &Inputs<'_>, _: &mut Numbers) {}
+
+    fn loss(&self, outputs: Outputs, _: &Progress) -> Loss {
         let outputs: Tensor<2> = outputs.tensors.into_iter().next().expect("`encode` returns one");
         let count = outputs.shape().num_elements() as f64;
-        Loss { sum: outputs.powf_scalar(2.0).sum(), count }
+        Loss::new(outputs.powf_scalar(2.0).sum(), count)
     }
 
     fn backbone(&self) -> &Backbone {

@@ -25,6 +25,8 @@ pub enum Purpose {
     Evaluation,
     /// Substitute for an unreadable image; coordinates: image, attempt.
     Substitute,
+    /// Random directions that features are projected on; coordinates: step.
+    Directions,
 }
 
 impl Purpose {
@@ -37,6 +39,7 @@ impl Purpose {
             Self::DropPath => "drop-path",
             Self::Evaluation => "evaluation",
             Self::Substitute => "substitute",
+            Self::Directions => "directions",
         }
     }
 }

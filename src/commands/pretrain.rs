@@ -59,6 +59,9 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         None => lock(&folder)?,
     };
     write_description(&folder, &loaded, &plan, started)?;
+    for note in &plan.notes {
+        say(&format!("note: {note}"));
+    }
     for warning in &plan.warnings {
         say(&warning.to_string());
     }

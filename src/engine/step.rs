@@ -45,7 +45,7 @@ pub(super) struct StepResult {
 
 impl StepSpec {
     pub(super) fn progress(&self, step: u64) -> Progress {
-        Progress { step, steps: self.steps, steps_per_epoch: self.steps_per_epoch }
+        Progress { seed: self.seed, step, steps: self.steps, steps_per_epoch: self.steps_per_epoch }
     }
 }
 
@@ -159,8 +159,7 @@ impl RankStep<'_> {
         let leaves: Vec<Tensor<2>> =
             gathered.tensors.iter().map(|t| t.leaf(&self.spec.device).require_grad()).collect();
         let constants = gathered.constants.iter().map(|t| t.leaf(&self.spec.device)).collect();
-        let loss =
-            self.learner.loss(Outputs { tensors: leaves.clone(), constants }, &self.spec.progress(self.step));
+        let loss = self.learner.loss(Outputs { tensors: leaves.clone(), constants }, &self.spec.progress(self.step));
         let terms = Terms {
             sum: scalar(&loss.sum),
             count: loss.count,
@@ -232,7 +231,7 @@ fn to_device(spec: &StepSpec, step: u64, batch: HostBatch) -> MicroBatch {
         let side = view.size as usize;
         Tensor::from_data(TensorData::new(view.pixels, [images, 3, side, side]), &spec.device)
     });
-    MicroBatch { seed: spec.seed, progress: spec.progress(step), views: views.collect(), images: batch.images }
+    MicroBatch { progress: spec.progress(step), views: views.collect(), images: batch.images }
 }
 
 /// A two-dimensional tensor on the host.

@@ -102,7 +102,8 @@ impl<'a> Trainer<'a> {
             steps_per_epoch: settings.steps_per_epoch,
             device,
         };
-        let start = ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.world_size())).transpose()?;
+        let start =
+            ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.world_size())).transpose()?;
         let (leader, start) = match start {
             Some((leader, state)) => {
                 let flat = Flat::upload(state.weights, state.buffers, &spec.device);

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, check};
-use crate::loss;
+use crate::loss::cosine;
 use crate::model::{Backbone, ConfigError, LastLayer, Pass, ProjectionHead, ProjectionHeadArch, Scope};
 use crate::optim::RampConfig;
 use crate::problem::{MAX_WIDTH, Numbers};
@@ -97,7 +97,7 @@ impl Method for Byol {
         let predictions: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let targets: [Tensor<2>; 2] = outputs.constants.try_into().expect("`encode` returns two constants");
         let images = predictions[0].dims()[0];
-        Loss::new(loss::byol(predictions, targets), images as f64)
+        Loss::new(cosine::byol(predictions, targets), images as f64)
     }
 
     fn backbone(&self) -> &Backbone {

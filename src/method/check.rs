@@ -16,8 +16,11 @@ pub(super) fn pair_of_views(method: &str, inputs: &Inputs<'_>, found: &mut Numbe
     let views = inputs.num_views();
     if views != 2 {
         found.push(
-            Problem::at("views", format!("`method.{method}` compares 2 views of each image, but `views` makes {views}"))
-                .hint("write one `[[views]]` table with `count = 2`, or two tables"),
+            Problem::at(
+                "views",
+                format!("`method.{method}` compares 2 views of each image, but `views` makes {views}"),
+            )
+            .hint("write one `[[views]]` table with `count = 2`, or two tables"),
         );
     }
     if let [first, .., last] = inputs.views

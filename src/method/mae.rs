@@ -75,8 +75,11 @@ impl Method for Mae {
         let views = inputs.num_views();
         if views != 1 {
             found.push(
-                Problem::at("views", format!("`method.mae` reconstructs 1 view of each image, but `views` makes {views}"))
-                    .hint("write one `[[views]]` table with `count = 1`"),
+                Problem::at(
+                    "views",
+                    format!("`method.mae` reconstructs 1 view of each image, but `views` makes {views}"),
+                )
+                .hint("write one `[[views]]` table with `count = 1`"),
             );
         }
         let counted = [
@@ -132,7 +135,7 @@ impl Method for Mae {
                 }
             }
         }
-}
+    }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
         let encoder = self.encoder();
@@ -140,7 +143,8 @@ impl Method for Mae {
         let tokens = encoder.embed_patches(images.clone()); // [b, l, d]
         let [num_images, num_patches, _] = tokens.dims();
         let keep = mask::num_kept(num_patches, self.mask_ratio);
-        let draw = |&image: &u64| mask::random_mask(batch.seed, batch.progress.epoch(), image, 0, num_patches, keep);
+        let draw =
+            |&image: &u64| mask::random_mask(batch.progress.seed, batch.progress.epoch(), image, 0, num_patches, keep);
         let kept: Vec<Vec<usize>> = batch.images.iter().map(draw).collect();
 
         let encoded = encoder.encode_tokens(gather_tokens(tokens, &kept), pass); // [b, prefix + keep, d]

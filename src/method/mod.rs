@@ -118,6 +118,8 @@ pub struct RunFacts {
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
+    /// The run's seed, the key of what a loss draws.
+    pub seed: u64,
     /// This step, counted from 0.
     pub step: u64,
     /// Steps of the run.
@@ -152,9 +154,7 @@ pub enum Sees {
 /// One micro-batch on the device.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
-    /// The run's seed, a key of masks.
-    pub seed: u64,
-    /// How far the run is; its epoch is a key of masks.
+    /// How far the run is; its seed and epoch are keys of masks.
     pub progress: Progress,
     /// Index of each image in the data, the key of its random draws.
     pub images: Vec<u64>,
@@ -241,7 +241,9 @@ struct Holder<M> {
 /// Scales a row to length 1; torch's `normalize`, with its bound of 1e-12.
 fn unit(row: &mut [f32]) {
     let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
-    row.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    for x in row {
+        *x = (f64::from(*x) / norm) as f32;
+    }
 }
 
 impl<M: Method> Holder<M> {

@@ -109,10 +109,16 @@ impl Layout {
     /// Pairs each saved tensor `<prefix>X` with the trained one `X`: their places in buffers and weights.
     #[must_use]
     pub fn twins(&self, prefix: &str) -> Vec<(std::ops::Range<usize>, std::ops::Range<usize>)> {
-        let trained: BTreeMap<&str, &Entry> =
-            self.entries.iter().filter(|entry| entry.kind == Kind::Trained).map(|entry| (&*entry.path, entry)).collect();
+        let trained: BTreeMap<&str, &Entry> = self
+            .entries
+            .iter()
+            .filter(|entry| entry.kind == Kind::Trained)
+            .map(|entry| (&*entry.path, entry))
+            .collect();
         let saved = self.entries.iter().filter(|entry| entry.kind == Kind::Buffer);
-        saved.filter_map(|entry| Some((entry.range(), trained.get(entry.path.strip_prefix(prefix)?)?.range()))).collect()
+        saved
+            .filter_map(|entry| Some((entry.range(), trained.get(entry.path.strip_prefix(prefix)?)?.range())))
+            .collect()
     }
 
     /// Returns the places of a layer's running mean and variance in the buffers.

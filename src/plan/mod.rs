@@ -11,6 +11,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use crate::method::RunFacts;
 use crate::model::BackboneConfig;
 use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::recipe::{Problem, Recipe, plural};
@@ -50,6 +51,8 @@ pub struct Plan {
     pub device: String,
     /// Trainable parameters; filled in when the network has been built.
     pub parameters: Option<usize>,
+    /// What the method's settings were made from, where the recipe leaves them open.
+    pub notes: Vec<String>,
     /// What the user should know before it starts.
     pub warnings: Vec<Warning>,
     digest: String,
@@ -167,6 +170,8 @@ impl Plan {
         };
         let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
+        let facts = RunFacts { images: data.images, steps, steps_per_epoch };
+        let notes = recipe.method.resolve(&facts);
         let digest = digest::of(&recipe, &data).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
             name,
@@ -183,6 +188,7 @@ impl Plan {
             workers,
             device: request.device.clone(),
             parameters: None,
+            notes,
             warnings: Vec::new(),
             digest,
             recipe,

@@ -17,7 +17,7 @@ impl Plan {
         let left_out = self.data.images as u64 - self.steps_per_epoch * recipe.batch.global as u64;
         let limit = |step: u64| if step == 0 { "only at the end".to_owned() } else { format!("every {step} steps") };
         let memory = table(&recipe.batch.memory);
-        vec![
+        let mut rows = vec![
             ("run", self.name.clone()),
             ("images", format!("{} ({}{classes})", self.data.images, self.data.description)),
             ("views", views.collect::<Vec<_>>().join(", ")),
@@ -51,7 +51,10 @@ impl Plan {
                 format!("{}, the last {} are kept", limit(recipe.checkpoint.every_steps), recipe.checkpoint.keep),
             ),
             ("digest", self.digest[..16].to_owned()),
-        ]
+        ];
+        let after = rows.iter().position(|(name, _)| *name == "method").map_or(0, |at| at + 1);
+        rows.splice(after..after, self.notes.iter().map(|note| ("by data size", note.clone())));
+        rows
     }
 
     /// Writes `plan.toml`: a recipe with every default spelt out, under a header with what follows from it.

@@ -10,9 +10,9 @@ use toml_edit::{Document, DocumentMut};
 use super::error::{Diagnostic, Origin, RecipeError};
 use super::locate::locate;
 use super::overrides::Override;
-use crate::problem::{Place, Problem, closest};
 use super::schema::schema;
 use super::{Recipe, structure};
+use crate::problem::{Place, Problem, closest};
 
 /// A recipe with the text it came from.
 #[derive(Clone, Debug)]

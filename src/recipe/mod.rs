@@ -10,11 +10,11 @@ mod overrides;
 mod schema;
 mod structure;
 
+pub(crate) use crate::problem::plural;
+pub use crate::problem::{Place, Problem};
 pub(crate) use error::report;
 pub use error::{Diagnostic, RecipeError};
 pub use load::{Loaded, load, parse};
-pub(crate) use crate::problem::plural;
-pub use crate::problem::{Place, Problem};
 pub use schema::schema;
 
 use schemars::JsonSchema;

@@ -2,8 +2,8 @@
 
 use toml::Value;
 
-use crate::problem::{Problem, closest, listing, plural};
 use super::schema::{Node, Shape, join};
+use crate::problem::{Problem, closest, listing, plural};
 
 /// Compares a parsed recipe with the schema.
 pub(super) fn check(schema: &serde_json::Value, recipe: &toml::Table) -> Vec<Problem> {

@@ -67,8 +67,8 @@ fn report_of(text: &str, overrides: &[&str]) -> String {
 
 #[test]
 fn good_recipes_load() {
-    assert_eq!(read(SIMCLR, &[]).unwrap().num_views(), 2);
-    assert_eq!(read(MAE, &[]).unwrap().num_views(), 1);
+    assert_eq!(read(SIMCLR, &[]).unwrap().inputs().num_views(), 2);
+    assert_eq!(read(MAE, &[]).unwrap().inputs().num_views(), 1);
     assert_eq!(read(&SIMCLR.replace('\n', "\r\n"), &[]).unwrap(), read(SIMCLR, &[]).unwrap());
 }
 

@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("checkpoint", &["files", "model"]),
     ("eval", &["augment", "data"]),
     ("recipe", &["augment", "data", "engine::config", "eval", "method", "model", "ops", "optim", "problem"]),
-    ("plan", &["data", "model", "optim", "recipe"]),
+    ("plan", &["data", "method", "model", "optim", "recipe"]),
     ("report", &["eval", "files", "ops", "plan"]),
     (
         "engine",

@@ -4,7 +4,6 @@ mod network;
 mod optim;
 
 use super::Recipe;
-use crate::problem::{Numbers, Problem};
 use super::schema::join;
 use crate::augment::ViewConfig;
 use crate::data::{DataConfig, SourceKind};
@@ -12,6 +11,7 @@ use crate::engine::BatchConfig;
 use crate::eval::EvalConfig;
 use crate::method::Inputs;
 use crate::optim::ParameterRule;
+use crate::problem::{Numbers, Problem};
 
 impl Recipe {
     /// Checks every value and what must fit together; empty when the recipe can be planned.

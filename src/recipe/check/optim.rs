@@ -1,7 +1,7 @@
 //! Optimizer, schedule and rules for some of the parameters.
 
-use crate::problem::Numbers;
 use crate::optim::{LrDecay, OptimizerConfig, ParameterRule, ScheduleConfig};
+use crate::problem::Numbers;
 use crate::recipe::Problem;
 
 pub(super) fn optimizer(optimizer: &OptimizerConfig, found: &mut Numbers) {
