@@ -31,6 +31,7 @@ model, size, batch = {
     "vit-s16-224": (lambda: vit(224, 16, embed_dim=384, depth=12, num_heads=6), 224, 16),
     "resnet50-224": (lambda: torchvision.models.resnet50(num_classes=outputs), 224, 16),
     "vit-b16-224": (lambda: vit(224, 16, embed_dim=768, depth=12, num_heads=12), 224, 8),
+    "convnext-t-224": (lambda: timm.create_model("convnext_tiny", num_classes=outputs), 224, 16),
 }[name]
 model = model().train()
 images = torch.randn(batch, 3, size, size)

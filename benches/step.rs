@@ -33,12 +33,13 @@ use peer::{Peer, median};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Name (the Python side has the same), backbone, image size, batch.
-const MODELS: [(&str, &str, u32, usize); 5] = [
+const MODELS: [(&str, &str, u32, usize); 6] = [
     ("vit-ti4-32", "[vit]\nsize = \"tiny\"\npatch = 4", 32, 64),
     ("resnet18-32", "[resnet]\ndepth = 18\nstem = \"cifar\"", 32, 64),
     ("vit-s16-224", "[vit]\nsize = \"small\"\npatch = 16", 224, 16),
     ("resnet50-224", "[resnet]\ndepth = 50", 224, 16),
     ("vit-b16-224", "[vit]\nsize = \"base\"\npatch = 16", 224, 8),
+    ("convnext-t-224", "[convnext]\nsize = \"tiny\"", 224, 16),
 ];
 const OUTPUTS: usize = 128;
 

@@ -123,7 +123,8 @@ pub(crate) fn multiple_of_four(key: &str, value: usize, why: &str, why_key: &'st
     }
 }
 
-fn near_multiples(value: usize, of: usize) -> String {
+/// Suggests the multiples on both sides.
+pub(crate) fn near_multiples(value: usize, of: usize) -> String {
     let below = value / of * of;
     if below == 0 { format!("use {of}") } else { format!("use {below} or {}", below.saturating_add(of)) }
 }

@@ -62,8 +62,8 @@ impl Method for Mae {
     fn build(config: &Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError> {
         let backbone = Backbone::new(inputs.backbone, inputs.views[0].size, &scope.enter("backbone"))?;
         let encoder = backbone.vit().ok_or_else(|| {
-            let problem = "`mae` hides patches from a vision transformer, and a `resnet` has none".to_owned();
-            ConfigError::new("backbone", problem, "use `[backbone.vit]`, or `[method.simclr]` with the resnet")
+            let problem = "`mae` hides patches from a vision transformer, and another backbone has none".to_owned();
+            ConfigError::new("backbone", problem, "use `[backbone.vit]`, or `[method.simclr]` with this one")
         })?;
         let arch =
             DecoderArch::for_encoder(encoder.arch(), config.decoder_dim, config.decoder_depth, config.decoder_heads)?;
@@ -98,14 +98,16 @@ impl Method for Mae {
             found.limit("method.mae.mask_ratio", ratio, "greater than 0 and less than 1");
         }
         match inputs.backbone {
-            BackboneConfig::Resnet(_) => found.push(
-                Problem::at(
-                    "method.mae",
-                    "`method.mae` drops patches and needs `backbone.vit`, but the backbone is `resnet`",
-                )
-                .against("backbone")
-                .hint("write `[backbone.vit]`, or keep the resnet and write `[method.simclr]`"),
-            ),
+            other @ (BackboneConfig::Resnet(_) | BackboneConfig::Convnext(_)) => {
+                let name = other.name();
+                let message =
+                    format!("`method.mae` drops patches and needs `backbone.vit`, but the backbone is `{name}`");
+                found.push(
+                    Problem::at("method.mae", message)
+                        .against("backbone")
+                        .hint(format!("write `[backbone.vit]`, or keep the {name} and write `[method.simclr]`")),
+                );
+            }
             BackboneConfig::Vit(vit) => {
                 let side = inputs.views.first().map_or(0, |view| view.size as usize / vit.patch.max(1));
                 let patches = side.saturating_mul(side);

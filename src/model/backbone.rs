@@ -4,12 +4,14 @@ use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault
 use burn::tensor::{Device, Tensor};
 
 use super::config::BackboneConfig;
+use super::convnext::{ConvNext, ConvNextArch};
 use super::error::ConfigError;
 use super::pass::Pass;
 use super::resnet::{ResNet, ResNetArch};
 use super::scope::Scope;
 use super::segment::{Boundary, Features, Segmented};
-use super::vit::{Vit, VitArch};
+use super::vit::Vit;
+use super::vit_arch::VitArch;
 
 /// A backbone.
 ///
@@ -22,6 +24,8 @@ pub enum Backbone {
     ResNet(ResNet),
     /// Vision transformer.
     Vit(Vit),
+    /// `ConvNeXt`.
+    ConvNext(ConvNext),
 }
 
 impl Backbone {
@@ -33,6 +37,11 @@ impl Backbone {
         Ok(match config {
             BackboneConfig::Resnet(config) => Self::ResNet(ResNet::new(&ResNetArch::from_config(config)?, scope)),
             BackboneConfig::Vit(config) => Self::Vit(Vit::new(&VitArch::from_config(config, image_size)?, scope)?),
+            BackboneConfig::Convnext(config) => {
+                let arch = ConvNextArch::from_config(config);
+                arch.check_image(image_size as usize)?;
+                Self::ConvNext(ConvNext::new(&arch, scope)?)
+            }
         })
     }
 
@@ -42,6 +51,7 @@ impl Backbone {
         match self {
             Self::ResNet(net) => net.arch().dim(),
             Self::Vit(net) => net.arch().dim,
+            Self::ConvNext(net) => net.arch().dim(),
         }
     }
 
@@ -49,8 +59,8 @@ impl Backbone {
     #[must_use]
     pub fn vit(&self) -> Option<&Vit> {
         match self {
-            Self::ResNet(_) => None,
             Self::Vit(net) => Some(net),
+            Self::ResNet(_) | Self::ConvNext(_) => None,
         }
     }
 
@@ -67,6 +77,7 @@ impl Backbone {
         match self {
             Self::ResNet(net) => net,
             Self::Vit(net) => net,
+            Self::ConvNext(net) => net,
         }
     }
 }
@@ -95,12 +106,14 @@ macro_rules! each {
         match $backbone {
             Self::ResNet($net) => $value,
             Self::Vit($net) => $value,
+            Self::ConvNext($net) => $value,
         }
     };
     ($backbone:expr, map $net:ident => $value:expr) => {
         match $backbone {
             Self::ResNet($net) => Self::ResNet($value),
             Self::Vit($net) => Self::Vit($value),
+            Self::ConvNext($net) => Self::ConvNext($value),
         }
     };
 }
@@ -152,7 +165,7 @@ mod tests {
     use burn::tensor::TensorData;
 
     use super::*;
-    use crate::model::params::{Flat, Layout, read_buffers, read_weights, write};
+    use crate::model::params::{Flat, Layout, read_buffers, read_gradients, read_weights, write};
     use crate::model::{Noise, PositionEmbedding, VitConfig};
 
     #[derive(Module, Debug)]
@@ -167,6 +180,10 @@ mod tests {
 
     const RESNET: &str = "[resnet]\ndepth = 18\nwidth = 0.125\nstem = \"cifar\"";
     const RESNET50: &str = "[resnet]\ndepth = 50\nwidth = 0.125";
+    const CONVNEXT: &str =
+        "[convnext]\ndepths = [1, 2, 1, 1]\ndims = [8, 12, 24, 32]\nlayer_scale = 0.1\ndrop_path = 0.5";
+    const ROPE: &str = "[vit]\npatch = 8\ndim = 48\ndepth = 2\nheads = 4\nregisters = 2\nlayer_scale = 0.1\nmlp = \"swiglu\"\n\
+                        key_bias = false\nposition = \"rope\"\ndrop_path = 0.5";
     const VIT: &str = "[vit]\npatch = 8\ndim = 48\ndepth = 2\nheads = 4\nregisters = 2\nlayer_scale = 0.1\nqk_norm = true\n\
                        drop_path = 0.5";
 
@@ -255,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_parameter_is_drawn_under_its_own_path() {
-        for text in [VIT, RESNET, RESNET50] {
+        for text in [VIT, ROPE, RESNET, RESNET50, CONVNEXT] {
             let net = build(text, 32, &Device::flex());
             let layout = Layout::of(&net);
             let weights = read_weights(&net, &layout);
@@ -279,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_pass_has_the_same_bits_with_and_without_recording() {
-        for (text, size) in [(VIT, 64), (RESNET, 32), (RESNET50, 64)] {
+        for (text, size) in [(VIT, 64), (ROPE, 64), (RESNET, 32), (RESNET50, 64), (CONVNEXT, 72)] {
             let plain = build(text, size, &Device::flex());
             let recorded = build(text, size, &Device::flex().autodiff());
             let size = size as usize;
@@ -292,9 +309,42 @@ mod tests {
         }
     }
 
+    /// Along the gradient of all weights at once, against central differences; batch norm of few values has too sharp bends for that.
+    #[test]
+    fn gradients_are_slopes() {
+        for (text, size) in [(VIT, 32), (ROPE, 40), (CONVNEXT, 48)] {
+            let device = Device::flex().autodiff();
+            let net = build(text, size, &device);
+            let layout = Layout::of(&net);
+            let buffers = read_buffers(&net, &layout);
+            // away from the initial weights: a class token of 1e-6 in front of a norm has no slope to speak of
+            let weights: Vec<f32> =
+                read_weights(&net, &layout).iter().enumerate().map(|(i, w)| w + 0.1 * (i as f32 * 0.7).sin()).collect();
+            let with = |weights: Vec<f32>| {
+                write(net.clone(), &layout, &Flat::upload(weights, buffers.clone(), &device), &device)
+            };
+            let loss = |net: &Backbone| {
+                let pooled = net.forward(images(4, size as usize, &device), &mut train(4)).pooled;
+                let count = pooled.shape().num_elements();
+                let probe: Vec<f32> = (0..count).map(|i| (i as f32 * 0.9).sin()).collect();
+                (pooled.reshape([count]) * Tensor::<1>::from_data(TensorData::new(probe, [count]), &device)).sum()
+            };
+            let net = with(weights.clone());
+            let gradient = read_gradients(&net, &layout, &mut loss(&net).backward());
+            let length = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+            let at = |step: f64| {
+                let moved = weights.iter().zip(&gradient).map(|(w, g)| w + (step * f64::from(*g) / length) as f32);
+                f64::from(loss(&with(moved.collect())).into_scalar::<f32>())
+            };
+            let step = 1e-3;
+            let slope = (at(step) - at(-step)) / (2.0 * step);
+            assert!((slope / length - 1.0).abs() < 0.02, "{text}: slope {slope}, gradient {length}");
+        }
+    }
+
     #[test]
     fn weights_go_out_and_in() {
-        for text in [VIT, RESNET] {
+        for text in [VIT, ROPE, RESNET, CONVNEXT] {
             let device = Device::flex().autodiff();
             let net = build(text, 32, &device);
             let layout = Layout::of(&net);
@@ -318,7 +368,7 @@ mod tests {
 
     #[test]
     fn segments_are_the_network_and_own_its_parameters() {
-        for text in [VIT, RESNET, RESNET50] {
+        for text in [VIT, ROPE, RESNET, RESNET50, CONVNEXT] {
             let device = Device::flex();
             let net = build(text, 32, &device);
             let layout = Layout::of(&net);
@@ -332,7 +382,7 @@ mod tests {
                     at = net.forward_segment(index, at, &mut pass);
                     seen.push(match at.clone() {
                         Boundary::Map(map) => map.into_data().try_to_vec::<f32>().unwrap(),
-                        Boundary::Tokens(tokens) => tokens.into_data().try_to_vec::<f32>().unwrap(),
+                        Boundary::Tokens(tokens, _) => tokens.into_data().try_to_vec::<f32>().unwrap(),
                         Boundary::Features(features) => features.pooled.into_data().try_to_vec::<f32>().unwrap(),
                     });
                 }

@@ -11,13 +11,43 @@ pub enum BackboneConfig {
     Resnet(ResNetConfig),
     /// Vision transformer (Dosovitskiy et al., 2020, <https://arxiv.org/abs/2010.11929>), timm's variant.
     Vit(VitConfig),
+    /// `ConvNeXt` (Liu et al., 2022, <https://arxiv.org/abs/2201.03545>), timm's variant.
+    Convnext(ConvNextConfig),
+}
+
+impl BackboneConfig {
+    /// Returns the name of its table.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Resnet(_) => "resnet",
+            Self::Vit(_) => "vit",
+            Self::Convnext(_) => "convnext",
+        }
+    }
+
+    /// Writes out the sizes that a named size stands for.
+    pub fn spell_out(&mut self) {
+        match self {
+            Self::Resnet(_) => {}
+            Self::Vit(vit) => {
+                let (dim, depth, heads) = vit.sizes();
+                (vit.dim, vit.depth, vit.heads) = (Some(dim), Some(depth), Some(heads));
+                vit.prefix_positions = Some(vit.has_prefix_positions());
+            }
+            Self::Convnext(convnext) => {
+                let (depths, dims) = convnext.sizes();
+                (convnext.depths, convnext.dims) = (Some(depths), Some(dims));
+            }
+        }
+    }
 }
 
 /// A residual network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResNetConfig {
-    /// 18, 34 or 50.
+    /// 18, 34, 50, 101 or 152.
     pub depth: usize,
     /// Multiplies the number of channels of every layer (64 in the first stage).
     #[serde(default = "unit")]
@@ -41,6 +71,7 @@ pub enum Stem {
 /// A vision transformer; the sizes default to those of `size`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "independent options, as timm has them")]
 pub struct VitConfig {
     /// Named size that sets `dim`, `depth` and `heads`.
     #[serde(default)]
@@ -56,9 +87,12 @@ pub struct VitConfig {
     /// Attention heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<usize>,
-    /// Hidden width of the MLP as a multiple of `dim`.
+    /// Hidden width of the MLP as a multiple of `dim`; each half of a gated MLP has two thirds of it.
     #[serde(default = "four")]
     pub mlp_ratio: f64,
+    /// Kind of the MLP.
+    #[serde(default)]
+    pub mlp: MlpKind,
     /// Learned class token in front of the patches.
     #[serde(default = "yes")]
     pub class_token: bool,
@@ -74,15 +108,30 @@ pub struct VitConfig {
     /// Biases of the qkv projection.
     #[serde(default = "yes")]
     pub qkv_bias: bool,
+    /// Biases of the keys among them; `DINOv3` has none.
+    #[serde(default = "yes")]
+    pub key_bias: bool,
     /// Layer norm of queries and keys of each head.
     #[serde(default)]
     pub qk_norm: bool,
     /// What stands for the image.
     #[serde(default)]
     pub pool: Pool,
+    /// The final norm comes after pooling instead of before (timm's `fc_norm`).
+    #[serde(default)]
+    pub fc_norm: bool,
     /// Position embedding.
     #[serde(default)]
     pub position: PositionEmbedding,
+    /// Class token and registers have learned positions too (timm: not `no_embed_class`); absent: unless there are registers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_positions: Option<bool>,
+    /// Base of the periods of rotary positions.
+    #[serde(default = "hundred")]
+    pub rope_base: f64,
+    /// Epsilon of the layer norms (timm: 1e-6, `DINOv3`: 1e-5).
+    #[serde(default = "millionth")]
+    pub norm_eps: f64,
     /// How the weights are drawn.
     #[serde(default)]
     pub init: VitInit,
@@ -96,8 +145,15 @@ impl VitConfig {
             VitSize::Small => (384, 12, 6),
             VitSize::Base => (768, 12, 12),
             VitSize::Large => (1024, 24, 16),
+            VitSize::Huge => (1280, 32, 16),
+            VitSize::Giant => (1536, 40, 24),
         };
         (self.dim.unwrap_or(dim), self.depth.unwrap_or(depth), self.heads.unwrap_or(heads))
+    }
+
+    /// Tells whether class token and registers have positions: as written, else unless there are registers.
+    pub fn has_prefix_positions(&self) -> bool {
+        self.prefix_positions.unwrap_or(self.registers == 0)
     }
 }
 
@@ -114,6 +170,31 @@ pub enum VitSize {
     Base,
     /// 1024, 24, 16.
     Large,
+    /// 1280, 32, 16.
+    Huge,
+    /// 1536, 40, 24 (`DINOv2`; with `mlp = "swiglu"`).
+    Giant,
+}
+
+/// Kind of a transformer's MLP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MlpKind {
+    /// GELU between two layers.
+    #[default]
+    Gelu,
+    /// Gated by `SiLU` (Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
+    Swiglu,
+    /// Gated by GELU.
+    Geglu,
+}
+
+impl MlpKind {
+    /// Tells whether the first layer puts out gates and values.
+    #[must_use]
+    pub fn is_gated(self) -> bool {
+        self != Self::Gelu
+    }
 }
 
 /// What stands for the image.
@@ -136,6 +217,8 @@ pub enum PositionEmbedding {
     Learned,
     /// Fixed two-dimensional sines and cosines in MAE's layout, zero for the class token; not trained.
     Sincos,
+    /// None; queries and keys of patches are turned by their place instead, as in `DINOv3` (<https://arxiv.org/abs/2508.10104>).
+    Rope,
 }
 
 /// How the weights of a vision transformer are drawn.
@@ -147,6 +230,77 @@ pub enum VitInit {
     Normal,
     /// MAE: linear weights and the patch projection Xavier-uniform, tokens from a normal of deviation 0.02.
     Xavier,
+}
+
+/// A `ConvNeXt`; depths and widths default to those of `size`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConvNextConfig {
+    /// Named size that sets `depths` and `dims`.
+    #[serde(default)]
+    pub size: ConvNextSize,
+    /// Blocks of each stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depths: Option<[usize; 4]>,
+    /// Channels of each stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dims: Option<[usize; 4]>,
+    /// Side of the stem's patches in pixels; 1 suits images of about 32 px. After 2 the first stage shrinks its input, too, as in timm.
+    #[serde(default = "four_pixels")]
+    pub patch: usize,
+    /// Side of the depthwise convolutions, odd.
+    #[serde(default = "seven")]
+    pub kernel: usize,
+    /// Initial LayerScale (Touvron et al., 2021, <https://arxiv.org/abs/2103.17239>); 0: no LayerScale.
+    #[serde(default = "millionth")]
+    pub layer_scale: f64,
+    /// Stochastic depth rate of the last block, linear from 0 (Huang et al., 2016, <https://arxiv.org/abs/1603.09382>).
+    #[serde(default)]
+    pub drop_path: f64,
+}
+
+impl ConvNextConfig {
+    /// Returns depths and widths: what is written, else what the named size says.
+    pub fn sizes(&self) -> ([usize; 4], [usize; 4]) {
+        let (middle, dim) = match self.size {
+            ConvNextSize::Tiny => (9, 96),
+            ConvNextSize::Small => (27, 96),
+            ConvNextSize::Base => (27, 128),
+            ConvNextSize::Large => (27, 192),
+        };
+        (self.depths.unwrap_or([3, 3, middle, 3]), self.dims.unwrap_or([dim, 2 * dim, 4 * dim, 8 * dim]))
+    }
+}
+
+/// Named sizes: depths, channels of the first stage, doubled by each further one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ConvNextSize {
+    /// 3, 3, 9, 3; 96.
+    #[default]
+    Tiny,
+    /// 3, 3, 27, 3; 96.
+    Small,
+    /// 3, 3, 27, 3; 128.
+    Base,
+    /// 3, 3, 27, 3; 192.
+    Large,
+}
+
+fn four_pixels() -> usize {
+    4
+}
+
+fn seven() -> usize {
+    7
+}
+
+fn hundred() -> f64 {
+    100.0
+}
+
+fn millionth() -> f64 {
+    1e-6
 }
 
 fn unit() -> f64 {

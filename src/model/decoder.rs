@@ -6,12 +6,15 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::block::{Block, BlockArch, LinearInit};
+use super::config::MlpKind;
 use super::error::ConfigError;
-use super::layers::{Block, BlockArch, LayerNorm, Linear, LinearInit};
+use super::layers::{LayerNorm, Linear};
 use super::pass::Pass;
 use super::position::sincos_table;
 use super::scope::{Init, Scope};
-use super::vit::{VitArch, gather_tokens};
+use super::vit::gather_tokens;
+use super::vit_arch::VitArch;
 use crate::mask::removed;
 
 /// Structure of a decoder.
@@ -108,8 +111,9 @@ impl Decoder {
             dim,
             heads,
             hidden,
-            gated: false,
+            mlp: MlpKind::Gelu,
             qkv_bias: true,
+            key_bias: true,
             qk_norm: false,
             layer_scale: None,
             eps,

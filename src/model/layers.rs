@@ -5,7 +5,6 @@
 //! [`crate::ops`], the rest is composed from plain tensor operations, so that a pass gives the same bits whether or not it is recorded.
 
 use burn::module::{Module, Param};
-use burn::tensor::activation::sigmoid;
 use burn::tensor::{Tensor, TensorData};
 
 use super::pass::{BatchStats, Pass};
@@ -53,15 +52,34 @@ impl Linear {
         ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
     }
 
-    /// Applies the layer, then adds `residual`, if there is one.
+    /// Returns weight and bias of the layer whose outputs are multiplied by `scale`, if there is one.
     ///
     /// # Shapes
-    /// `[.., in]` to `[.., out]`.
+    /// `[out]` to `[out, in]` and `[out]`.
     #[must_use]
-    pub fn forward_residual<const D: usize>(&self, x: Tensor<D>, residual: Option<Tensor<D>>) -> Tensor<D> {
+    pub fn scaled(&self, scale: Option<Tensor<1>>) -> (Tensor<2>, Option<Tensor<1>>) {
+        let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
+        match scale {
+            Some(scale) => (weight * scale.clone().unsqueeze_dim(1), bias.map(|bias| bias * scale)),
+            None => (weight, bias),
+        }
+    }
+
+    /// Applies the layer, multiplies by `scale` and adds `residual`, if there are such.
+    ///
+    /// # Shapes
+    /// `[.., in]`, `[out]` and `[.., out]` to `[.., out]`.
+    #[must_use]
+    pub fn forward_branch<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        scale: Option<Tensor<1>>,
+        residual: Option<Tensor<D>>,
+    ) -> Tensor<D> {
+        let (weight, bias) = self.scaled(scale);
         match residual {
-            Some(residual) => ops::linear_residual(x, self.weight.val(), self.bias.as_ref().map(Param::val), residual),
-            None => self.forward(x),
+            Some(residual) => ops::linear_residual(x, weight, bias, residual),
+            None => ops::linear(x, weight, bias),
         }
     }
 }
@@ -142,6 +160,36 @@ impl Conv2d {
     #[must_use]
     pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
         ops::conv2d_nhwc(x, self.weight.val(), self.bias.as_ref().map(Param::val), [self.stride; 2], [self.padding; 2])
+    }
+}
+
+/// Depthwise convolution with stride 1 that keeps the size, as `torch.nn.Conv2d` with as many groups as channels.
+#[derive(Module, Debug)]
+pub struct DepthwiseConv {
+    /// `[channels, 1, kernel, kernel]`.
+    pub weight: Param<Tensor<4>>,
+    /// `[channels]`.
+    pub bias: Param<Tensor<1>>,
+}
+
+impl DepthwiseConv {
+    /// Builds a layer with an odd kernel; its bias starts at zero.
+    #[must_use]
+    pub fn new(channels: usize, kernel: usize, weight: Init, scope: &Scope) -> Self {
+        Self {
+            weight: scope.param("weight", [channels, 1, kernel, kernel], weight),
+            bias: scope.param("bias", [channels], Init::Zeros),
+        }
+    }
+
+    /// Convolves channels-last images.
+    ///
+    /// # Shapes
+    /// `[batch, h, w, channels]` to the same.
+    #[must_use]
+    pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
+        let padding = self.weight.dims()[2] / 2;
+        ops::depthwise_conv2d_nhwc(x, self.weight.val(), Some(self.bias.val()), padding)
     }
 }
 
@@ -249,6 +297,8 @@ impl BatchNorm {
 }
 
 /// Learned scale of a residual branch (Touvron et al., 2021, <https://arxiv.org/abs/2103.17239>).
+///
+/// The branch's last layer takes it into its weights ([`Linear::scaled`]): no pass over the activations, forward or backward.
 #[derive(Module, Debug)]
 pub struct LayerScale {
     /// `[dim]`.
@@ -260,15 +310,6 @@ impl LayerScale {
     #[must_use]
     pub fn new(dim: usize, init: f64, scope: &Scope) -> Self {
         Self { gamma: scope.param("gamma", [dim], Init::Constant(init)) }
-    }
-
-    /// Scales the last dimension.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, dim]` to the same.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        x * self.gamma.val().unsqueeze()
     }
 }
 
@@ -287,6 +328,24 @@ impl DropPath {
     #[must_use]
     pub fn new(rate: f64, layer: u64) -> Self {
         Self { rate, layer }
+    }
+
+    /// Returns the probability.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    /// Adds a residual branch to `x`. The branch is asked to add what it is given, unless rows are to be dropped before.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, dim]` to the same.
+    #[must_use]
+    pub fn add(&self, x: Tensor<3>, pass: &Pass, branch: impl FnOnce(Option<Tensor<3>>) -> Tensor<3>) -> Tensor<3> {
+        if self.rate == 0.0 || pass.noise().is_none() {
+            return branch(Some(x));
+        }
+        x + self.forward(branch(None), pass)
     }
 
     /// Drops rows of the batch while training.
@@ -312,241 +371,6 @@ impl DropPath {
             .collect();
         let scales = Tensor::<3>::from_data(TensorData::new(scales, [batch, 1, 1]), &x.device());
         x * scales
-    }
-}
-
-/// Softmax over the last dimension.
-///
-/// burn's own runs a fused kernel without autodiff and a composition with it; this is the same composition always.
-///
-/// # Shapes
-/// `[.., n]` to the same.
-#[must_use]
-pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let largest = x.clone().detach().max_dim(D - 1);
-    let exponentials = (x - largest).exp();
-    exponentials.clone() / exponentials.sum_dim(D - 1)
-}
-
-/// Two linear layers with GELU between, or timm's packed `SwiGLU`.
-#[derive(Module, Debug)]
-pub struct Mlp {
-    /// `[hidden, dim]`.
-    pub fc1: Linear,
-    /// `[dim, hidden]`, or `[dim, hidden / 2]` when gated.
-    pub fc2: Linear,
-    #[module(skip)]
-    gated: bool,
-}
-
-impl Mlp {
-    /// Builds the MLP; `gated` splits the output of `fc1` in two halves and computes `silu(first) * second` (timm's
-    /// `SwiGLUPacked`; Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
-    #[must_use]
-    pub fn new(dim: usize, hidden: usize, gated: bool, init: LinearInit, scope: &Scope) -> Self {
-        let inner = if gated { hidden / 2 } else { hidden };
-        Self {
-            fc1: init.linear(dim, hidden, true, &scope.enter("fc1")),
-            fc2: init.linear(inner, dim, true, &scope.enter("fc2")),
-            gated,
-        }
-    }
-
-    /// Applies the MLP to every token, then adds `residual`, if there is one.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, dim]` to the same.
-    #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "both layers have a bias")]
-    pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
-        if !self.gated {
-            let layer = |linear: &Linear| {
-                let bias = linear.bias.as_ref().expect("`new` gives both layers a bias");
-                (linear.weight.val(), bias.val())
-            };
-            return ops::mlp(x, layer(&self.fc1), layer(&self.fc2), residual);
-        }
-        let x = self.fc1.forward(x);
-        let half = x.dims()[2] / 2;
-        let gate = x.clone().narrow(2, 0, half);
-        let x = gate.clone() * sigmoid(gate) * x.narrow(2, half, half);
-        self.fc2.forward_residual(x, residual)
-    }
-}
-
-/// Multi-head self-attention with timm's packed projection.
-#[derive(Module, Debug)]
-pub struct Attention {
-    /// `[3 * dim, dim]`, rows of all queries, then keys, then values; within each, head by head.
-    pub qkv: Linear,
-    /// Norm of each query, `[dim / heads]`.
-    pub q_norm: Option<LayerNorm>,
-    /// Norm of each key.
-    pub k_norm: Option<LayerNorm>,
-    /// `[dim, dim]`.
-    pub proj: Linear,
-    #[module(skip)]
-    heads: usize,
-}
-
-/// Options of a transformer block.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockArch {
-    /// Width of the tokens.
-    pub dim: usize,
-    /// Attention heads; divides `dim`.
-    pub heads: usize,
-    /// Outputs of the MLP's first layer.
-    pub hidden: usize,
-    /// `SwiGLU` instead of GELU.
-    pub gated: bool,
-    /// Biases of the qkv projection.
-    pub qkv_bias: bool,
-    /// Layer norm of queries and keys.
-    pub qk_norm: bool,
-    /// Initial LayerScale.
-    pub layer_scale: Option<f64>,
-    /// Epsilon of the layer norms.
-    pub eps: f64,
-    /// How linear weights are drawn; biases start at zero.
-    pub init: LinearInit,
-}
-
-/// How the linear weights of a transformer are drawn; biases start at zero.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum LinearInit {
-    /// Normal of this deviation, cut at +-2 (timm: 0.02).
-    TruncatedNormal(f64),
-    /// Uniform within `sqrt(6 / (in + out))` (Glorot and Bengio, 2010); MAE.
-    Xavier,
-}
-
-impl LinearInit {
-    /// Builds a layer drawn this way.
-    #[must_use]
-    pub fn linear(self, inputs: usize, outputs: usize, bias: bool, scope: &Scope) -> Linear {
-        let weight = match self {
-            Self::TruncatedNormal(std) => Init::TruncatedNormal(std),
-            Self::Xavier => Init::Uniform((6.0 / (inputs + outputs) as f64).sqrt()),
-        };
-        Linear::new(inputs, outputs, weight, bias.then_some(Init::Zeros), scope)
-    }
-}
-
-impl Attention {
-    /// Builds the layer.
-    #[must_use]
-    pub fn new(arch: &BlockArch, scope: &Scope) -> Self {
-        let BlockArch { dim, heads, eps, .. } = *arch;
-        let norm = |name| arch.qk_norm.then(|| LayerNorm::new(dim / heads, eps, &scope.enter(name)));
-        Self {
-            qkv: arch.init.linear(dim, 3 * dim, arch.qkv_bias, &scope.enter("qkv")),
-            q_norm: norm("q_norm"),
-            k_norm: norm("k_norm"),
-            proj: arch.init.linear(dim, dim, true, &scope.enter("proj")),
-            heads,
-        }
-    }
-
-    /// Lets every token attend to all, then adds `residual`, if there is one.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, dim]` to the same.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<3>, residual: Option<Tensor<3>>) -> Tensor<3> {
-        let [batch, tokens, dim] = x.dims();
-        let head = dim / self.heads;
-        let qkv = self.qkv.forward(x);
-        if self.q_norm.is_none() && self.k_norm.is_none() {
-            return self.proj.forward_residual(ops::attention(qkv, self.heads), residual);
-        }
-        let qkv = qkv.reshape([batch, tokens, 3, self.heads, head]).permute([2, 0, 3, 1, 4]);
-        let part = |index| qkv.clone().narrow(0, index, 1).reshape([batch, self.heads, tokens, head]); // [b, h, t, d]
-        let normed = |norm: &Option<LayerNorm>, x| match norm {
-            Some(norm) => norm.forward(x),
-            None => x,
-        };
-        let q = normed(&self.q_norm, part(0)) * (head as f64).powf(-0.5);
-        let k = normed(&self.k_norm, part(1));
-        let weights = softmax(q.matmul(k.transpose())); // [b, h, t, t]
-        let x = weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, dim]);
-        self.proj.forward_residual(x, residual)
-    }
-}
-
-/// Pre-norm transformer block, timm's `Block`.
-#[derive(Module, Debug)]
-pub struct Block {
-    /// Norm before the attention.
-    pub norm1: LayerNorm,
-    /// Attention.
-    pub attn: Attention,
-    /// Scale of the attention branch.
-    pub ls1: Option<LayerScale>,
-    /// Norm before the MLP.
-    pub norm2: LayerNorm,
-    /// MLP.
-    pub mlp: Mlp,
-    /// Scale of the MLP branch.
-    pub ls2: Option<LayerScale>,
-    #[module(skip)]
-    drop_path: [DropPath; 2],
-}
-
-impl Block {
-    /// Builds block `index`, whose branches are dropped with probability `drop_rate` while training.
-    #[must_use]
-    pub fn new(arch: &BlockArch, index: usize, drop_rate: f64, scope: &Scope) -> Self {
-        let norm = |name| LayerNorm::new(arch.dim, arch.eps, &scope.enter(name));
-        let scale = |name| arch.layer_scale.map(|init| LayerScale::new(arch.dim, init, &scope.enter(name)));
-        let layer = 2 * index as u64;
-        Self {
-            norm1: norm("norm1"),
-            attn: Attention::new(arch, &scope.enter("attn")),
-            ls1: scale("ls1"),
-            norm2: norm("norm2"),
-            mlp: Mlp::new(arch.dim, arch.hidden, arch.gated, arch.init, &scope.enter("mlp")),
-            ls2: scale("ls2"),
-            drop_path: [DropPath::new(drop_rate, layer), DropPath::new(drop_rate, layer + 1)],
-        }
-    }
-
-    /// Returns the rates at which the two branches are dropped while training.
-    #[must_use]
-    pub fn drop_path(&self) -> [f64; 2] {
-        self.drop_path.map(|branch| branch.rate)
-    }
-
-    /// Applies the block.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, dim]` to the same.
-    #[must_use]
-    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let x =
-            self.add(0, x, self.ls1.as_ref(), |x, residual| self.attn.forward(self.norm1.forward(x), residual), pass);
-        self.add(1, x, self.ls2.as_ref(), |x, residual| self.mlp.forward(self.norm2.forward(x), residual), pass)
-    }
-
-    /// Adds a branch to its input: the branch's last layer does it, unless something comes between.
-    fn add(
-        &self,
-        index: usize,
-        x: Tensor<3>,
-        scale: Option<&LayerScale>,
-        branch: impl Fn(Tensor<3>, Option<Tensor<3>>) -> Tensor<3>,
-        pass: &Pass,
-    ) -> Tensor<3> {
-        let drop = self.drop_path[index];
-        if scale.is_none() && (drop.rate == 0.0 || pass.noise().is_none()) {
-            return branch(x.clone(), Some(x));
-        }
-        let y = branch(x.clone(), None);
-        let y = match scale {
-            Some(scale) => scale.forward(y),
-            None => y,
-        };
-        x + drop.forward(y, pass)
     }
 }
 
@@ -636,14 +460,6 @@ mod tests {
         let other = values(DropPath::new(0.5, 4).forward(ones(32), &Pass::train(noise(&keys))));
         assert_ne!(other, all, "another layer");
         assert_eq!(values(drop.forward(ones(32), &Pass::eval())), [1.0; 32]);
-    }
-
-    #[test]
-    fn softmax_sums_to_one_and_survives_large_values() {
-        let x = Tensor::<1>::from_data([1000.0f32, 999.0, -1000.0], &Device::flex());
-        let y = values(softmax(x));
-        let e = (-1f32).exp();
-        assert!((y[0] - 1.0 / (1.0 + e)).abs() < 1e-6 && (y[1] - e / (1.0 + e)).abs() < 1e-6 && y[2] == 0.0);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Networks as segments.
 mod backbone;
+mod block;
 mod config;
+mod convnext;
 mod decoder;
 mod dino_head;
 mod error;
@@ -10,18 +12,27 @@ pub mod params;
 mod pass;
 pub mod position;
 mod resnet;
+mod rope;
 mod scope;
 mod segment;
 mod vit;
+mod vit_arch;
 
 pub use backbone::Backbone;
-pub use config::{BackboneConfig, Pool, PositionEmbedding, ResNetConfig, Stem, VitConfig, VitInit, VitSize};
+pub use block::{Attention, Block, BlockArch, LinearInit, Mlp};
+pub use config::{
+    BackboneConfig, ConvNextConfig, ConvNextSize, MlpKind, Pool, PositionEmbedding, ResNetConfig, Stem, VitConfig,
+    VitInit, VitSize,
+};
+pub use convnext::{ConvNext, ConvNextArch, ConvNextBlock, ConvNextStage};
 pub use decoder::{Decoder, DecoderArch};
 pub use dino_head::{DinoHead, DinoHeadArch};
 pub use error::ConfigError;
 pub use heads::{LastLayer, ProjectionHead, ProjectionHeadArch};
 pub use pass::{BatchStats, Noise, Pass};
 pub use resnet::{ResNet, ResNetArch, ResidualBlock, ResidualKind};
+pub use rope::Rotary;
 pub use scope::{Init, Kind, Scope};
 pub use segment::{Boundary, Features, Segmented};
-pub use vit::{PatchEmbed, Vit, VitArch, gather_tokens};
+pub use vit::{PatchEmbed, Vit, gather_tokens};
+pub use vit_arch::VitArch;

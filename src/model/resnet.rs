@@ -63,11 +63,13 @@ impl ResNetArch {
             18 => (ResidualKind::Basic, [2, 2, 2, 2]),
             34 => (ResidualKind::Basic, [3, 4, 6, 3]),
             50 => (ResidualKind::Bottleneck, [3, 4, 6, 3]),
+            101 => (ResidualKind::Bottleneck, [3, 4, 23, 3]),
+            152 => (ResidualKind::Bottleneck, [3, 8, 36, 3]),
             depth => {
                 return Err(ConfigError::new(
                     "backbone.resnet.depth",
                     format!("no residual network of depth {depth}"),
-                    "set it to 18, 34 or 50",
+                    "set it to 18, 34, 50, 101 or 152",
                 ));
             }
         };
@@ -315,7 +317,7 @@ mod tests {
         };
         assert_eq!(
             fail(20, 1.0),
-            "`backbone.resnet.depth`: no residual network of depth 20\nhint: set it to 18, 34 or 50"
+            "`backbone.resnet.depth`: no residual network of depth 20\nhint: set it to 18, 34, 50, 101 or 152"
         );
         assert!(fail(18, 0.001).starts_with("`backbone.resnet.width`: 0.001 gives 0 channels"));
         assert!(fail(18, f64::NAN).starts_with("`backbone.resnet.width`"));
@@ -327,5 +329,13 @@ mod tests {
             |depth, width| ResNetArch::from_config(&ResNetConfig { depth, width, stem: Stem::Imagenet }).unwrap();
         assert_eq!((arch(18, 1.0).dim(), arch(34, 0.25).dim(), arch(50, 1.0).dim()), (512, 128, 2048));
         assert_eq!(arch(50, 2.0).planes, [128, 256, 512, 1024]);
+    }
+
+    #[test]
+    fn the_deep_one_has_the_published_number_of_parameters() {
+        let config = ResNetConfig { depth: 101, width: 1.0, stem: Stem::Imagenet };
+        let arch = ResNetArch { num_classes: 1000, ..ResNetArch::from_config(&config).unwrap() };
+        let net = ResNet::new(&arch, &Scope::new(0, &burn::tensor::Device::flex()));
+        assert_eq!(crate::model::params::Layout::of(&net).num_weights(), 44_549_160);
     }
 }

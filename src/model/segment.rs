@@ -10,8 +10,8 @@ use super::pass::Pass;
 pub enum Boundary {
     /// Images or feature maps, `[batch, channels, h, w]`.
     Map(Tensor<4>),
-    /// Tokens, `[batch, tokens, dim]`.
-    Tokens(Tensor<3>),
+    /// Tokens, `[batch, tokens, dim]`, and the rows and columns of patches that the image was cut into.
+    Tokens(Tensor<3>, [usize; 2]),
     /// What leaves the last segment.
     Features(Features),
 }
@@ -21,7 +21,7 @@ pub enum Boundary {
 pub struct Features {
     /// One vector per image, `[batch, dim]`.
     pub pooled: Tensor<2>,
-    /// One vector per patch, `[batch, patches, dim]`, row by row; residual networks have none.
+    /// One vector per patch, `[batch, patches, dim]`, row by row; convolutional networks have none.
     pub patches: Option<Tensor<3>>,
 }
 
@@ -68,14 +68,14 @@ impl Boundary {
         }
     }
 
-    /// Returns the tokens.
+    /// Returns the tokens and the grid of patches.
     ///
     /// # Panics
     /// When it is something else.
     #[must_use]
-    pub fn into_tokens(self) -> Tensor<3> {
+    pub fn into_tokens(self) -> (Tensor<3>, [usize; 2]) {
         match self {
-            Self::Tokens(tokens) => tokens,
+            Self::Tokens(tokens, grid) => (tokens, grid),
             other => panic!("tokens were expected at this segment, got {}", other.name()),
         }
     }
@@ -95,7 +95,7 @@ impl Boundary {
     fn name(&self) -> &'static str {
         match self {
             Self::Map(_) => "a map",
-            Self::Tokens(_) => "tokens",
+            Self::Tokens(..) => "tokens",
             Self::Features(_) => "features",
         }
     }

@@ -5,196 +5,17 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::config::{Pool, PositionEmbedding, VitConfig, VitInit};
+use super::block::{Block, BlockArch};
+use super::config::{Pool, PositionEmbedding, VitInit};
 use super::error::ConfigError;
-use super::layers::{Block, BlockArch, Conv2d, ConvArch, LayerNorm, Linear, LinearInit};
+use super::layers::{Conv2d, ConvArch, LayerNorm, Linear};
 use super::pass::Pass;
-use super::position::{Bicubic, resize_matrix, sincos_table};
+use super::position::{resize_matrix, sincos_table};
+use super::rope::Rotary;
 use super::scope::{Init, Scope};
 use super::segment::{Boundary, Features, Segmented};
+use super::vit_arch::VitArch;
 use crate::ops;
-
-/// Structure of a vision transformer.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent options, as timm has them")]
-pub struct VitArch {
-    /// Height and width of the images that the position embedding is made for.
-    pub image: [usize; 2],
-    /// Patch side.
-    pub patch: usize,
-    /// Channels of the images.
-    pub channels: usize,
-    /// Width of the tokens.
-    pub dim: usize,
-    /// Blocks.
-    pub depth: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Outputs of the first layer of the MLP.
-    pub hidden: usize,
-    /// `SwiGLU` MLP.
-    pub gated: bool,
-    /// Class token.
-    pub class_token: bool,
-    /// Register tokens.
-    pub registers: usize,
-    /// Class and register tokens have positions too (timm: not `no_embed_class`).
-    pub prefix_positions: bool,
-    /// Biases of the qkv projections.
-    pub qkv_bias: bool,
-    /// Layer norm of queries and keys.
-    pub qk_norm: bool,
-    /// Initial LayerScale.
-    pub layer_scale: Option<f64>,
-    /// Stochastic depth rate of the last block.
-    pub drop_path: f64,
-    /// Norm before the blocks, and no bias in the patch projection (timm: `pre_norm`).
-    pub pre_norm: bool,
-    /// What stands for the image.
-    pub pool: Pool,
-    /// The final norm comes after pooling instead of before (timm: `fc_norm`).
-    pub fc_norm: bool,
-    /// Outputs of the classifier `head`; 0: no classifier.
-    pub num_classes: usize,
-    /// Position embedding.
-    pub position: PositionEmbedding,
-    /// Resizing of the position embedding for images of another size.
-    pub resize: Bicubic,
-    /// How weights are drawn.
-    pub init: VitInit,
-    /// Epsilon of the layer norms.
-    pub eps: f64,
-}
-
-impl VitArch {
-    /// Resolves a recipe's table for square images.
-    ///
-    /// Mean pooling averages tokens that went through the final norm (timm's `fc_norm=False`), because masked modelling needs
-    /// that norm on the tokens. Registers have no positions, as in every timm model that has registers.
-    ///
-    /// # Errors
-    /// When the sizes do not fit together.
-    pub fn from_config(config: &VitConfig, image_size: u32) -> Result<Self, ConfigError> {
-        let (dim, depth, heads) = config.sizes();
-        let side = image_size as usize;
-        let arch = Self {
-            image: [side, side],
-            patch: config.patch,
-            channels: 3,
-            dim,
-            depth,
-            heads,
-            hidden: (dim as f64 * config.mlp_ratio) as usize,
-            gated: false,
-            class_token: config.class_token,
-            registers: config.registers,
-            prefix_positions: config.registers == 0,
-            qkv_bias: config.qkv_bias,
-            qk_norm: config.qk_norm,
-            layer_scale: config.layer_scale,
-            drop_path: config.drop_path,
-            pre_norm: false,
-            pool: config.pool,
-            fc_norm: false,
-            num_classes: 0,
-            position: config.position,
-            resize: Bicubic::Antialias,
-            init: config.init,
-            eps: 1e-6,
-        };
-        arch.check()?;
-        Ok(arch)
-    }
-
-    /// Checks that the sizes fit together.
-    ///
-    /// # Errors
-    /// Names the key of the `[backbone.vit]` table that does not fit.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let Self { image: [height, width], patch, dim, depth, heads, .. } = *self;
-        let fail = |key: &str, problem: String, hint: String| {
-            Err(ConfigError::new(&format!("backbone.vit.{key}"), problem, hint))
-        };
-        for (key, value) in [("patch", patch), ("dim", dim), ("depth", depth), ("heads", heads)] {
-            if value == 0 {
-                return fail(key, "0 is too small".to_owned(), "set it to 1 or more".to_owned());
-            }
-        }
-        for side in [height, width] {
-            if side == 0 || !side.is_multiple_of(patch) {
-                let fitting: Vec<_> =
-                    (2..=32).filter(|p| side > 0 && side.is_multiple_of(*p)).map(|p| p.to_string()).collect();
-                return fail(
-                    "patch",
-                    format!("images of {side} px are not a whole number of patches of {patch} px"),
-                    if fitting.is_empty() {
-                        format!("choose an image size that is a multiple of {patch}")
-                    } else {
-                        format!(
-                            "choose an image size that is a multiple of {patch}, or a patch of {}",
-                            fitting.join(", ")
-                        )
-                    },
-                );
-            }
-        }
-        if !dim.is_multiple_of(heads) {
-            return fail(
-                "heads",
-                format!("a width of {dim} does not divide into {heads} heads"),
-                format!("use a `dim` that is a multiple of {heads}, such as {}", dim.next_multiple_of(heads)),
-            );
-        }
-        if self.position == PositionEmbedding::Sincos && !dim.is_multiple_of(4) {
-            return fail(
-                "position",
-                format!("a sine-cosine embedding needs a width divisible by 4, `dim` is {dim}"),
-                format!("set `dim` to {}, or `position` to \"learned\"", dim.next_multiple_of(4)),
-            );
-        }
-        if self.hidden == 0 || (self.gated && !self.hidden.is_multiple_of(2)) {
-            return fail(
-                "mlp_ratio",
-                format!("the MLP would have {} hidden channels", self.hidden),
-                "4 is usual".to_owned(),
-            );
-        }
-        if !(0.0..1.0).contains(&self.drop_path) {
-            return fail(
-                "drop_path",
-                format!("{} is no probability below 1", self.drop_path),
-                "0.1 is usual for fine-tuning, 0 for pretraining".to_owned(),
-            );
-        }
-        if self.pool == Pool::Class && !self.class_token {
-            return fail(
-                "pool",
-                "there is no class token to stand for the image".to_owned(),
-                "set `pool` to \"mean\", or `class_token` to true".to_owned(),
-            );
-        }
-        Ok(())
-    }
-
-    /// Rows and columns of patches.
-    #[must_use]
-    pub fn grid(&self) -> [usize; 2] {
-        self.image.map(|side| side / self.patch)
-    }
-
-    /// Class and register tokens.
-    #[must_use]
-    pub fn num_prefix(&self) -> usize {
-        usize::from(self.class_token) + self.registers
-    }
-
-    fn linear_init(&self) -> LinearInit {
-        match self.init {
-            VitInit::Normal => LinearInit::TruncatedNormal(0.02),
-            VitInit::Xavier => LinearInit::Xavier,
-        }
-    }
-}
 
 /// Patches to tokens.
 #[derive(Module, Debug)]
@@ -245,7 +66,7 @@ impl PatchEmbed {
 pub struct Vit {
     cls_token: Option<Param<Tensor<3>>>,
     reg_token: Option<Param<Tensor<3>>>,
-    pos_embed: Param<Tensor<3>>,
+    pos_embed: Option<Param<Tensor<3>>>,
     patch_embed: PatchEmbed,
     norm_pre: Option<LayerNorm>,
     blocks: Vec<Block>,
@@ -275,8 +96,9 @@ impl Vit {
             dim,
             heads: arch.heads,
             hidden: arch.hidden,
-            gated: arch.gated,
+            mlp: arch.mlp,
             qkv_bias: arch.qkv_bias,
+            key_bias: arch.key_bias,
             qk_norm: arch.qk_norm,
             layer_scale: arch.layer_scale,
             eps: arch.eps,
@@ -289,12 +111,13 @@ impl Vit {
             reg_token: (arch.registers > 0)
                 .then(|| scope.param("reg_token", [1, arch.registers, dim], Init::Normal(token_std))),
             pos_embed: match arch.position {
-                PositionEmbedding::Learned => scope.param("pos_embed", positions, Init::TruncatedNormal(0.02)),
+                PositionEmbedding::Learned => Some(scope.param("pos_embed", positions, Init::TruncatedNormal(0.02))),
                 PositionEmbedding::Sincos => {
                     let mut table = vec![0.0; prefix * dim];
                     table.extend(sincos_table(arch.grid(), dim));
-                    scope.buffer(table, positions)
+                    Some(scope.buffer(table, positions))
                 }
+                PositionEmbedding::Rope => None,
             },
             patch_embed: PatchEmbed::new(arch, &scope.enter("patch_embed")),
             norm_pre: norm("norm_pre", arch.pre_norm),
@@ -323,9 +146,8 @@ impl Vit {
     /// `[batch, channels, h, w]` to `[batch, patches, dim]`, patches row by row.
     #[must_use]
     pub fn embed_patches(&self, images: Tensor<4>) -> Tensor<3> {
-        let [_, _, height, width] = images.dims();
-        let grid = [height / self.arch.patch, width / self.arch.patch];
-        self.patch_embed.forward(images) + self.patch_positions(grid)
+        let grid = self.grid_of(&images);
+        self.placed(self.patch_embed.forward(images), grid)
     }
 
     /// As [`embed_patches`](Self::embed_patches), with `mask_token` in place of the projection of the patches where `masked` is
@@ -335,21 +157,43 @@ impl Vit {
     /// `[batch, channels, h, w]`, `[1, 1, dim]` and `[batch, patches, 1]` to `[batch, patches, dim]`.
     #[must_use]
     pub fn embed_masked(&self, images: Tensor<4>, mask_token: Tensor<3>, masked: Tensor<3>) -> Tensor<3> {
-        let [_, _, height, width] = images.dims();
-        let grid = [height / self.arch.patch, width / self.arch.patch];
+        let grid = self.grid_of(&images);
         let seen = masked.clone().neg() + 1.0;
-        self.patch_embed.forward(images) * seen + mask_token * masked + self.patch_positions(grid)
+        self.placed(self.patch_embed.forward(images) * seen + mask_token * masked, grid)
     }
 
     /// Encodes patch tokens: puts class and register tokens in front, runs the blocks and the final norm.
     ///
     /// # Shapes
     /// `[batch, tokens, dim]` to `[batch, prefix + tokens, dim]`.
+    ///
+    /// # Panics
+    /// When positions are rotary and these are not the patches of images of the network's own size: then see
+    /// [`encode_tokens_at`](Self::encode_tokens_at).
     #[must_use]
     pub fn encode_tokens(&self, tokens: Tensor<3>, pass: &mut Pass) -> Tensor<3> {
+        self.encode_tokens_at(tokens, self.arch.grid(), None, pass)
+    }
+
+    /// As [`encode_tokens`](Self::encode_tokens), for the patches of a grid of any size, row by row; or for those of each image that are
+    /// `kept`, in that order.
+    ///
+    /// # Shapes
+    /// As [`encode_tokens`](Self::encode_tokens).
+    ///
+    /// # Panics
+    /// When positions are rotary and the tokens are not those named.
+    #[must_use]
+    pub fn encode_tokens_at(
+        &self,
+        tokens: Tensor<3>,
+        grid: [usize; 2],
+        kept: Option<&[Vec<usize>]>,
+        pass: &mut Pass,
+    ) -> Tensor<3> {
         let x = self.with_prefix(tokens);
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, pass));
-        self.final_norm(x)
+        let rotary = self.rotary(grid, kept, &x);
+        self.final_norm(self.blocks.iter().fold(x, |x, block| block.forward_rotary(x, rotary.as_ref(), pass)))
     }
 
     /// Returns the tokens after each of the first `count` blocks, without the final norm.
@@ -358,10 +202,12 @@ impl Vit {
     /// Each `[batch, prefix + patches, dim]`.
     #[must_use]
     pub fn block_outputs(&self, images: Tensor<4>, count: usize, pass: &mut Pass) -> Vec<Tensor<3>> {
+        let grid = self.grid_of(&images);
         let mut x = self.with_prefix(self.embed_patches(images));
+        let rotary = self.rotary(grid, None, &x);
         let mut outputs = Vec::with_capacity(count);
         for block in &self.blocks[..count] {
-            x = block.forward(x, pass);
+            x = block.forward_rotary(x, rotary.as_ref(), pass);
             outputs.push(x.clone());
         }
         outputs
@@ -413,23 +259,33 @@ impl Vit {
         self.head.as_ref().map(|head| head.forward(pooled))
     }
 
-    /// Positions of the class and register tokens in the table.
-    fn prefix_positions(&self) -> usize {
-        if self.arch.prefix_positions { self.arch.num_prefix() } else { 0 }
+    /// Rows and columns of patches.
+    fn grid_of(&self, images: &Tensor<4>) -> [usize; 2] {
+        let [_, _, height, width] = images.dims();
+        [height / self.arch.patch, width / self.arch.patch]
     }
 
-    /// Positions of a grid of patches, `[1, patches, dim]`.
-    fn patch_positions(&self, grid: [usize; 2]) -> Tensor<3> {
+    /// Angles of the tokens, where positions are rotary.
+    fn rotary(&self, grid: [usize; 2], kept: Option<&[Vec<usize>]>, x: &Tensor<3>) -> Option<Rotary> {
+        let VitArch { dim, heads, rope_base, .. } = self.arch;
+        (self.arch.position == PositionEmbedding::Rope)
+            .then(|| Rotary::new(self.arch.num_prefix(), grid, kept, dim / heads, rope_base, &x.device()))
+    }
+
+    /// Adds the positions of a grid of patches, unless they are rotary. `[batch, patches, dim]`
+    fn placed(&self, x: Tensor<3>, grid: [usize; 2]) -> Tensor<3> {
+        let Some(table) = &self.pos_embed else { return x };
         let own = self.arch.grid();
-        let (prefix, patches) = (self.prefix_positions(), own[0] * own[1]);
-        let table = self.pos_embed.val().narrow(1, prefix, patches);
+        let prefix = if self.arch.prefix_positions { self.arch.num_prefix() } else { 0 };
+        let patches = own[0] * own[1];
+        let table = table.val().narrow(1, prefix, patches);
         if grid == own {
-            return table;
+            return x + table;
         }
         let count = grid[0] * grid[1];
         let matrix = TensorData::new(resize_matrix(own, grid, self.arch.resize), [count, patches]);
         let matrix = Tensor::<2>::from_data(matrix, &table.device());
-        matrix.matmul(table.reshape([patches, self.arch.dim])).reshape([1, count, self.arch.dim])
+        x + matrix.matmul(table.reshape([patches, self.arch.dim])).reshape([1, count, self.arch.dim])
     }
 
     /// Puts class and register tokens with their positions in front, then the norm before the blocks.
@@ -440,8 +296,8 @@ impl Vit {
             tokens
         } else {
             let mut prefix = Tensor::cat(prefix, 1);
-            if self.arch.prefix_positions {
-                prefix = prefix + self.pos_embed.val().narrow(1, 0, self.arch.num_prefix());
+            if let Some(table) = self.pos_embed.as_ref().filter(|_| self.arch.prefix_positions) {
+                prefix = prefix + table.val().narrow(1, 0, self.arch.num_prefix());
             }
             Tensor::cat(vec![prefix.expand([batch, self.arch.num_prefix(), dim]), tokens], 1)
         };
@@ -482,11 +338,14 @@ impl Segmented for Vit {
 
     fn forward_segment(&self, index: usize, x: Boundary, pass: &mut Pass) -> Boundary {
         if index == 0 {
-            return Boundary::Tokens(self.with_prefix(self.embed_patches(x.into_map())));
+            let images = x.into_map();
+            let grid = self.grid_of(&images);
+            return Boundary::Tokens(self.with_prefix(self.embed_patches(images)), grid);
         }
-        let x = x.into_tokens();
+        let (x, grid) = x.into_tokens();
         if let Some(block) = self.blocks.get(index - 1) {
-            return Boundary::Tokens(block.forward(x, pass));
+            let rotary = self.rotary(grid, None, &x);
+            return Boundary::Tokens(block.forward_rotary(x, rotary.as_ref(), pass), grid);
         }
         let tokens = self.final_norm(x);
         let pooled = self.pool(tokens.clone());
@@ -523,29 +382,10 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::model::VitConfig;
 
     fn config() -> VitConfig {
         toml::from_str("patch = 8").unwrap()
-    }
-
-    #[test]
-    fn errors_name_the_key_the_value_and_the_fix() {
-        let fail = |config: VitConfig, size| VitArch::from_config(&config, size).unwrap_err().to_string();
-        assert_eq!(
-            fail(VitConfig { patch: 16, ..config() }, 100),
-            "`backbone.vit.patch`: images of 100 px are not a whole number of patches of 16 px\n\
-             hint: choose an image size that is a multiple of 16, or a patch of 2, 4, 5, 10, 20, 25"
-        );
-        assert_eq!(
-            fail(VitConfig { dim: Some(100), heads: Some(3), ..config() }, 32),
-            "`backbone.vit.heads`: a width of 100 does not divide into 3 heads\n\
-             hint: use a `dim` that is a multiple of 3, such as 102"
-        );
-        assert!(fail(VitConfig { class_token: false, ..config() }, 32).contains("`backbone.vit.pool`"));
-        assert!(fail(VitConfig { drop_path: 1.0, ..config() }, 32).contains("`backbone.vit.drop_path`"));
-        assert!(fail(VitConfig { depth: Some(0), ..config() }, 32).contains("`backbone.vit.depth`"));
-        let sincos = VitConfig { dim: Some(6), heads: Some(2), position: PositionEmbedding::Sincos, ..config() };
-        assert!(fail(sincos, 32).contains("set `dim` to 8"));
     }
 
     #[test]

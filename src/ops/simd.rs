@@ -253,6 +253,18 @@ pub(super) trait Lanes: Copy {
     fn scale(self, factor: f32) -> Self;
     /// `self + factor * other`.
     fn add_scaled(self, factor: f32, other: Self) -> Self;
+    /// `self + a * b`.
+    fn add_product(self, a: Self, b: Self) -> Self;
+}
+
+/// The zeros that a kernel starts from.
+///
+/// To be called in functions made by [`vectorized!`] alone: with `__m256` where their `FMA` is set, with `__m512` where `WIDE` is.
+#[inline(always)]
+#[expect(unsafe_code)]
+pub(super) fn zero<T: Lanes>() -> T {
+    // SAFETY: `vectorized!` sets `FMA` and `WIDE` in functions that run after the instruction set has been detected.
+    unsafe { T::zero() }
 }
 
 impl Lanes for [f32; 8] {
@@ -285,6 +297,10 @@ impl Lanes for [f32; 8] {
     #[inline(always)]
     fn add_scaled(self, factor: f32, other: Self) -> Self {
         std::array::from_fn(|i| mul_add::<{ cfg!(target_arch = "aarch64") }>(factor, other[i], self[i]))
+    }
+    #[inline(always)]
+    fn add_product(self, a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| mul_add::<{ cfg!(target_arch = "aarch64") }>(a[i], b[i], self[i]))
     }
 }
 
@@ -337,6 +353,11 @@ mod x86 {
                 fn add_scaled(self, factor: f32, other: Self) -> Self {
                     // SAFETY: registers only.
                     unsafe { $fmadd($set1(factor), other, self) }
+                }
+                #[inline(always)]
+                fn add_product(self, a: Self, b: Self) -> Self {
+                    // SAFETY: registers only.
+                    unsafe { $fmadd(a, b, self) }
                 }
             }
         };

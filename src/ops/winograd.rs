@@ -27,7 +27,7 @@ use std::ops::Range;
 use super::conv2d::Geometry;
 use super::gemm::{Matrix, matmul};
 use super::memory::{WorkArea, buffer, work_area};
-use super::simd::{Lanes, vectorized};
+use super::simd::{Lanes, vectorized, zero};
 
 /// Tiles per block (at least one line of tiles): what is transformed, multiplied and transformed back while in the cache.
 const BLOCK: usize = 128;
@@ -422,14 +422,6 @@ macro_rules! with_lanes {
         }
         $transform(zero::<[f32; 8]>(), $($arg),*);
     }};
-}
-
-/// The zeros that a transform starts from.
-#[inline(always)]
-#[expect(unsafe_code)]
-fn zero<T: Lanes>() -> T {
-    // SAFETY: only `with_lanes!` calls this, and `vectorized!` sets its `FMA` and `WIDE` in functions that run after detection alone.
-    unsafe { T::zero() }
 }
 
 vectorized! {

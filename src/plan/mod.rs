@@ -12,7 +12,6 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::method::RunFacts;
-use crate::model::BackboneConfig;
 use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::recipe::{Problem, Recipe, plural};
 
@@ -127,10 +126,7 @@ impl Plan {
             return Err(problems);
         }
         let name = recipe.name.get_or_insert_with(|| request.name.clone()).clone();
-        if let BackboneConfig::Vit(vit) = &mut recipe.backbone {
-            let (dim, depth, heads) = vit.sizes();
-            (vit.dim, vit.depth, vit.heads) = (Some(dim), Some(depth), Some(heads));
-        }
+        recipe.backbone.spell_out();
         data.images = data.images.min(recipe.data.limit.unwrap_or(usize::MAX));
 
         let (global, micro) = (recipe.batch.global, recipe.batch.micro);

@@ -64,7 +64,7 @@ fn named_vit_sizes_are_written_out() {
     let text = RECIPE.replace("[backbone.resnet]\ndepth = 18", "[backbone.vit]\npatch = 4\nsize = \"tiny\"\ndepth = 6");
     let recipe = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
     let plan = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap();
-    let BackboneConfig::Vit(vit) = &plan.recipe.backbone else { panic!("another backbone") };
+    let crate::model::BackboneConfig::Vit(vit) = &plan.recipe.backbone else { panic!("another backbone") };
     assert_eq!((vit.dim, vit.depth, vit.heads), (Some(192), Some(6), Some(3)));
 }
 

@@ -229,7 +229,7 @@ fn all_problems_are_reported_at_once_in_order() {
         report_of(&text, &[]).lines().filter(|line| line.starts_with("error")).map(str::to_owned).collect();
     let expected = [
         "error: a.toml:4:3: `method.simclr` compares 2 views of each image, but `views` makes 3",
-        "error: a.toml:10:9: `backbone.resnet.depth` is 19, but must be 18, 34 or 50",
+        "error: a.toml:10:9: `backbone.resnet.depth` is 19, but must be 18, 34, 50, 101 or 152",
         "error: a.toml:13:15: `method.simclr.temperature` is 0, but must be greater than 0 and finite",
     ];
     assert_eq!(lines, expected);

@@ -1,17 +1,21 @@
 //! Backbone, method and views, and what must fit together between them.
 
 use crate::augment::ViewConfig;
-use crate::model::{BackboneConfig, Pool, PositionEmbedding, ResNetArch, ResNetConfig, VitArch, VitConfig};
-use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem, multiple, multiple_of_four};
+use crate::model::{
+    BackboneConfig, ConvNextArch, ConvNextConfig, Pool, PositionEmbedding, ResNetArch, ResNetConfig, VitArch, VitConfig,
+};
+use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem, multiple, multiple_of_four, near_multiples};
 use crate::recipe::Recipe;
 
 const MAX_MLP_RATIO: f64 = 64.0;
+const MAX_KERNEL: usize = 63;
 
 pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
     let before = found.problems.len();
     match &recipe.backbone {
         BackboneConfig::Resnet(resnet) => check_resnet(resnet, found),
         BackboneConfig::Vit(vit) => check_vit(vit, &recipe.views, found),
+        BackboneConfig::Convnext(convnext) => check_convnext(convnext, &recipe.views, found),
     }
     // The network's own checks have the last word, on whatever those above let pass.
     if found.problems.len() == before {
@@ -19,6 +23,7 @@ pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
             let refused = match &recipe.backbone {
                 BackboneConfig::Resnet(resnet) => ResNetArch::from_config(resnet).err(),
                 BackboneConfig::Vit(vit) => VitArch::from_config(vit, view.size).err(),
+                BackboneConfig::Convnext(convnext) => ConvNextArch::from_config(convnext).check().err(),
             };
             if let Some(error) = refused {
                 let message = format!("`{}`: {}", error.key, error.problem);
@@ -33,8 +38,8 @@ pub(super) fn check(recipe: &Recipe, found: &mut Numbers) {
 }
 
 fn check_resnet(resnet: &ResNetConfig, found: &mut Numbers) {
-    if ![18, 34, 50].contains(&resnet.depth) {
-        found.limit("backbone.resnet.depth", resnet.depth, "18, 34 or 50");
+    if ![18, 34, 50, 101, 152].contains(&resnet.depth) {
+        found.limit("backbone.resnet.depth", resnet.depth, "18, 34, 50, 101 or 152");
     }
     let key = "backbone.resnet.width";
     let channels = (64.0 * resnet.width).round();
@@ -53,7 +58,18 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
         if vit.position == PositionEmbedding::Sincos {
             multiple_of_four("backbone.vit.dim", dim, "`position = \"sincos\"` needs", "backbone.vit.position", found);
         }
+        if vit.position == PositionEmbedding::Rope && dim.is_multiple_of(heads) && !(dim / heads).is_multiple_of(4) {
+            let (width, of) = (dim / heads, 4 * heads);
+            let message = format!(
+                "`backbone.vit.dim` is {dim}, which makes {heads} heads of {width}, but `position = \"rope\"` needs a multiple of 4"
+            );
+            found.push(
+                Problem::at("backbone.vit.dim", message).against("backbone.vit.position").hint(near_multiples(dim, of)),
+            );
+        }
     }
+    found.positive("backbone.vit.rope_base", vit.rope_base);
+    found.positive("backbone.vit.norm_eps", vit.norm_eps);
     if found.positive("backbone.vit.mlp_ratio", vit.mlp_ratio) && (dim as f64 * vit.mlp_ratio) < 1.0 {
         found.limit("backbone.vit.mlp_ratio", vit.mlp_ratio, &format!("at least 1 / {dim}"));
     }
@@ -78,6 +94,35 @@ fn check_vit(vit: &VitConfig, views: &[ViewConfig], found: &mut Numbers) {
         for (index, view) in views.iter().enumerate() {
             let key = format!("views.{index}.size");
             multiple(&key, view.size as usize, vit.patch, "backbone.vit.patch", found);
+        }
+    }
+}
+
+fn check_convnext(convnext: &ConvNextConfig, views: &[ViewConfig], found: &mut Numbers) {
+    let (depths, dims) = convnext.sizes();
+    for (stage, (depth, dim)) in depths.into_iter().zip(dims).enumerate() {
+        found.size(&format!("backbone.convnext.depths.{stage}"), depth, MAX_DEPTH);
+        found.size(&format!("backbone.convnext.dims.{stage}"), dim, MAX_WIDTH);
+    }
+    let key = "backbone.convnext.kernel";
+    if found.size(key, convnext.kernel, MAX_KERNEL) && convnext.kernel.is_multiple_of(2) {
+        let (below, above) = (convnext.kernel - 1, convnext.kernel + 1);
+        let message = format!("`{key}` is {}, but must be odd", convnext.kernel);
+        found.push(Problem::at(key, message).hint(format!("use {below} or {above}; 7 is usual")));
+    }
+    found.not_negative("backbone.convnext.layer_scale", convnext.layer_scale);
+    found.momentum("backbone.convnext.drop_path", convnext.drop_path);
+    if found.size("backbone.convnext.patch", convnext.patch, MAX_WIDTH) {
+        let least = ConvNextArch::from_config(convnext).min_image();
+        for (index, view) in views.iter().enumerate().filter(|(_, view)| (view.size as usize) < least) {
+            let key = format!("views.{index}.size");
+            let message =
+                format!("`{key}` is {}, but the stages of `backbone.convnext` shrink images {least} times", view.size);
+            found.push(
+                Problem::at(key, message)
+                    .against("backbone.convnext.patch")
+                    .hint(format!("use at least {least}, or a smaller `backbone.convnext.patch`; 1 suits 32 pixels")),
+            );
         }
     }
 }
