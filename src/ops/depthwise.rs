@@ -29,6 +29,8 @@ use super::simd::{Lanes, add_to_totals, column_sums, mul_add, vectorized};
 const TILE: usize = 8;
 /// Taps of a line whose gradients are in registers together.
 const TAPS: usize = 7;
+/// Values in a line of the cache.
+const LINE: usize = 16;
 /// Pixels per `f32` sum of the weight gradient.
 const SUM_PIXELS: usize = 256;
 
@@ -61,7 +63,7 @@ pub fn depthwise_conv2d_nhwc(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tenso
         start[..g.channels].copy_from_slice(bias.slice());
     }
     let mut y = buffer(g.batch * g.out_pixels() * g.channels);
-    convolve(g, x.slice(), &taps, &start, &mut work_area(g.padded()), &mut y);
+    convolve(g, x.slice(), &taps, &start, aligned(&mut work_area(g.padded() + LINE)), &mut y);
     let saved = (x.share(), weight.share());
     let y = primitive(y, [g.batch, g.out_height(), g.out_width(), g.channels]);
     match bias {
@@ -159,7 +161,8 @@ impl<const N: usize> Backward<Flex, N> for Depthwise {
             let back = g.backward();
             let mut dx = buffer(x.len());
             let zeros = vec![0.0; g.lanes()];
-            convolve(back, dy, &g.taps(weight, true), &zeros, &mut work_area(back.padded()), &mut dx);
+            let taps = g.taps(weight, true);
+            convolve(back, dy, &taps, &zeros, aligned(&mut work_area(back.padded() + LINE)), &mut dx);
             register(grads, &ops, 0, || primitive(dx, [g.batch, g.height, g.width, g.channels]));
         }
         if wants(&ops, 1) {
@@ -173,11 +176,17 @@ impl<const N: usize> Backward<Flex, N> for Depthwise {
 fn weight_gradient(g: Plane, x: &[f32], dy: &[f32]) -> Vec<f32> {
     let (count, lanes) = (g.kernel * g.kernel, g.lanes());
     let mut totals = vec![0.0f64; count * lanes];
-    let (mut padded, mut above) = (work_area(g.padded()), work_area(g.out_pixels() * 16));
+    let (mut padded, mut above) = (work_area(g.padded() + LINE), work_area(g.out_pixels() * 16 + LINE));
     let mut sums = vec![0.0; count * 16];
-    correlate(g, x, dy, &mut padded, &mut above, &mut sums, &mut totals);
+    correlate(g, x, dy, aligned(&mut padded), aligned(&mut above), &mut sums, &mut totals);
     let tap = |channel: usize| (0..count).map(move |tap| tap * lanes + channel);
     (0..g.channels).flat_map(tap).map(|at| totals[at] as f32).collect()
+}
+
+/// Returns the part that begins with a line of the cache: a register read from two lines takes twice as long.
+fn aligned(area: &mut [f32]) -> &mut [f32] {
+    let skip = area.as_ptr().align_offset(size_of::<f32>() * LINE).min(LINE);
+    &mut area[skip..]
 }
 
 /// Registers that multiply and add each other.
