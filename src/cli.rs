@@ -100,12 +100,18 @@ Examples:
   autodidact eval knn runs/simclr
   autodidact eval knn runs/simclr/checkpoints/step-00000500
   autodidact eval knn runs/simclr eval.k=5")]
-    Knn(KnnArgs),
+    Knn(EvalArgs),
+    /// Train a linear classifier on a run's features, beside the nearest neighbours
+    #[command(after_help = "\
+Examples:
+  autodidact eval linear runs/simclr
+  autodidact eval linear runs/simclr eval.linear_c=1 eval.max_train=50000")]
+    Linear(EvalArgs),
 }
 
-/// Arguments of `eval knn`.
+/// Arguments of `eval`.
 #[derive(Clone, Debug, Args)]
-pub struct KnnArgs {
+pub struct EvalArgs {
     /// Run folder (its newest checkpoint is used) or checkpoint
     #[arg(value_name = "RUN|CHECKPOINT")]
     pub target: PathBuf,

@@ -1,4 +1,4 @@
-//! `autodidact eval knn`.
+//! `autodidact eval`.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -16,9 +16,13 @@ use crate::recipe;
 use crate::report::Summary;
 
 pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
-    let EvalCommand::Knn(args) = command;
+    let (args, linear) = match command {
+        EvalCommand::Knn(args) => (args, false),
+        EvalCommand::Linear(args) => (args, true),
+    };
     let (folder, path) = find(&args.target)?;
-    let loaded = recipe::load(&folder.join("plan.toml"), &args.overrides)?;
+    let mut loaded = recipe::load(&folder.join("plan.toml"), &args.overrides)?;
+    loaded.recipe.eval.linear = linear;
     let chosen = backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = chosen.note {
         super::say(&format!("note: {note}"));

@@ -88,6 +88,7 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
 
     let mut summary = describe(&plan, &folder, &trained, resume_command(args));
     summary.bad_images = bad_images.count() as u64;
+    summary.warnings.clone_from(&trained.warnings);
     // written before the evaluation too: what was trained is known, whatever happens to the measuring of it
     summary.write()?;
     if trained.interrupted {
@@ -121,6 +122,9 @@ pub(super) fn measure(
     if let Some(knn) = &mut evaluation.knn {
         let untrained = engine::evaluate(plan, set, Weights::Untrained, device, threads, stop)?;
         knn.untrained_top1 = untrained.knn.map(|knn| knn.top1);
+        if let (Some(linear), Some(untrained)) = (&mut evaluation.linear, untrained.linear) {
+            linear.untrained_top1 = Some(untrained.top1);
+        }
     }
     Ok(evaluation)
 }
@@ -128,10 +132,11 @@ pub(super) fn measure(
 /// Copies a measurement into the summary.
 pub(super) fn fill(summary: &mut Summary, evaluation: Evaluation) {
     summary.knn = evaluation.knn;
+    summary.linear = evaluation.linear;
     summary.embedding_std = Some(evaluation.embedding_std);
     summary.rankme = Some(evaluation.rankme);
     summary.dim = evaluation.dim;
-    summary.warnings = evaluation.warnings;
+    summary.warnings.extend(evaluation.warnings);
 }
 
 /// Number of cores this process may use.

@@ -8,14 +8,15 @@ use burn::tensor::Device;
 use super::error::EngineError;
 use crate::data::{Error as DataError, Source, Split};
 use crate::eval::{
-    EvalConfig, EvalView, Extracted, Features, Knn, Warning, chance, embedding_std, extract, health, rankme,
+    EvalConfig, EvalView, Extracted, Features, Knn, LogisticRegression, Warning, chance, embedding_std, extract,
+    health, rankme, top_k_accuracy,
 };
 use crate::model::params::Flat;
 use crate::model::{Pass, Scope};
 use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
-use crate::report::KnnResult;
+use crate::report::{KnnResult, LinearResult};
 use crate::rng::{Purpose, Stream};
 
 /// Added to each probability of `RankMe`'s entropy, its authors' value for single precision.
@@ -35,6 +36,8 @@ pub enum Weights<'a> {
 pub struct Evaluation {
     /// Nearest-neighbour classification; nothing without labels.
     pub knn: Option<KnnResult>,
+    /// Linear classification; nothing without labels or when not asked for.
+    pub linear: Option<LinearResult>,
     /// Mean standard deviation of the normalised features.
     pub embedding_std: f64,
     /// `RankMe` of the features.
@@ -107,6 +110,27 @@ impl EvalSet {
     }
 }
 
+/// Shifts and scales each feature to mean 0 and deviation 1 over the bank, so that one penalty suits any network.
+fn standardized(bank: &Features, queries: &Features) -> Result<(Features, Features), EngineError> {
+    let (rows, dim) = (bank.rows() as f64, bank.dim());
+    let (mut mean, mut square) = (vec![0.0f64; dim], vec![0.0f64; dim]);
+    for row in 0..bank.rows() {
+        for (at, &value) in bank.row(row).iter().enumerate() {
+            mean[at] += f64::from(value) / rows;
+            square[at] += f64::from(value).powi(2) / rows;
+        }
+    }
+    let deviation: Vec<f64> = mean.iter().zip(&square).map(|(m, s)| (s - m * m).max(1e-12).sqrt()).collect();
+    let scaled = |features: &Features| {
+        let values = (0..features.rows()).flat_map(|row| {
+            let scale = |(at, &value): (usize, &f32)| ((f64::from(value) - mean[at]) / deviation[at]) as f32;
+            features.row(row).iter().enumerate().map(scale).collect::<Vec<_>>()
+        });
+        Features::new(values.collect(), dim)
+    };
+    Ok((scaled(bank)?, scaled(queries)?))
+}
+
 fn same_classes(test: &[String], train: &[String]) -> Result<(), EngineError> {
     let name = |classes: &[String], index: usize| classes.get(index).cloned().unwrap_or_else(|| "(none)".to_owned());
     let differs = (0..test.len().max(train.len())).find(|&index| test.get(index) != train.get(index));
@@ -167,6 +191,19 @@ pub fn evaluate(
             untrained_top1: None,
             chance: chance(&query_labels),
         });
+        if recipe.eval.linear {
+            let classes = bank_labels.iter().chain(&query_labels).map(|&label| label as usize + 1).max().unwrap_or(0);
+            let c = recipe.eval.linear_c;
+            let (bank, queries) = standardized(&bank, &queries)?;
+            let fitted = LogisticRegression::with_c(c).fit(&bank, &bank_labels, classes, threads)?;
+            evaluation.linear = Some(LinearResult {
+                c,
+                train: bank.rows(),
+                queries: queries.rows(),
+                top1: top_k_accuracy(&fitted.scores(&queries), classes, &query_labels, 1),
+                untrained_top1: None,
+            });
+        }
     }
     if queries.rows() > 1 {
         evaluation.embedding_std = embedding_std(&queries)?;

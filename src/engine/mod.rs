@@ -1,5 +1,6 @@
 //! The step and the loop.
 
+mod alarms;
 mod config;
 mod error;
 mod evaluate;

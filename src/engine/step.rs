@@ -41,6 +41,10 @@ pub(super) struct StepResult {
     pub(super) parts: Vec<(&'static str, f64)>,
     /// What the method's update needs, of the global batch.
     pub(super) statistics: Vec<Vec<f32>>,
+    /// What the mean loss is when the network tells nothing apart.
+    pub(super) uniform: Option<f64>,
+    /// Spread of the embeddings, on the first rank.
+    pub(super) spread: Option<f64>,
 }
 
 impl StepSpec {
@@ -60,7 +64,7 @@ pub(super) fn run(
     let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step, batch)).collect();
     let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
     let mut gradients = TreeSum::new(spec.micros);
-    let Terms { sum, count, parts, statistics } = match learner.sees() {
+    let Terms { sum, count, parts, statistics, uniform, spread } = match learner.sees() {
         Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
         Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
     };
@@ -75,7 +79,16 @@ pub(super) fn run(
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
     let parts = parts.into_iter().map(|(name, sum)| (name, sum / count)).collect();
-    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places, parts, statistics })
+    Ok(StepResult {
+        loss: sum / count,
+        gradient,
+        batch_stats,
+        stats_places: places,
+        parts,
+        statistics,
+        uniform,
+        spread,
+    })
 }
 
 /// The loss of the global batch on the host.
@@ -84,6 +97,8 @@ struct Terms {
     count: f64,
     parts: Vec<(&'static str, f64)>,
     statistics: Vec<Vec<f32>>,
+    uniform: Option<f64>,
+    spread: Option<f64>,
 }
 
 struct RankStep<'a> {
@@ -103,11 +118,16 @@ impl RankStep<'_> {
     ) -> Result<Terms, EngineError> {
         let (mut terms, mut values) = (Vec::new(), Vec::new());
         let (mut names, mut lengths) = (Vec::new(), Vec::new());
+        let (mut uniform, mut spread) = (None, None);
         for (index, batch) in self.spec.mine.clone().zip(batches) {
             let outputs = self.encode(batch, true);
             let loss = self.learner.loss(outputs, &batch.progress);
             terms.extend([scalar(&loss.sum), loss.count]);
             terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
+            uniform = loss.uniform;
+            if index == 0 {
+                spread = loss.embeddings.map(spread_of);
+            }
             names = loss.parts.iter().map(|(name, _)| *name).collect();
             lengths.clear();
             for statistic in loss.statistics {
@@ -134,7 +154,7 @@ impl RankStep<'_> {
                 rest = others;
             }
         }
-        Ok(Terms { sum: total(0), count: total(1), parts, statistics })
+        Ok(Terms { sum: total(0), count: total(1), parts, statistics, uniform, spread })
     }
 
     /// The loss sees all outputs: every rank evaluates it on detached leaves, then pushes its rows of the gradient back through its own
@@ -164,6 +184,8 @@ impl RankStep<'_> {
             sum: scalar(&loss.sum),
             count: loss.count,
             parts: loss.parts.iter().map(|(name, part)| (*name, scalar(part))).collect(),
+            uniform: loss.uniform,
+            spread: loss.embeddings.filter(|_| ranks.rank() == 0).map(spread_of),
             statistics: if ranks.leads() { loss.statistics.into_iter().map(to_host).collect() } else { Vec::new() },
         };
         let mut leaf_gradients = loss.sum.backward();
@@ -286,6 +308,23 @@ fn gather(
             .collect()
     };
     Ok(HostOutputs { tensors: stack(|outputs| &outputs.tensors)?, constants: stack(|outputs| &outputs.constants)? })
+}
+
+/// Returns the spread of rows on the sphere: their standard deviation after scaling to length 1, times the root of the dimension; about 1
+/// when they fill it (`SimSiam`, Chen & He, 2020, <https://arxiv.org/abs/2011.10566>, figure 2).
+fn spread_of(embeddings: Tensor<2>) -> f64 {
+    let dim = embeddings.dims()[1];
+    let values = to_host(embeddings);
+    let rows: Vec<&[f32]> = values.chunks_exact(dim.max(1)).collect();
+    let mut mean = vec![0.0f64; dim];
+    for row in &rows {
+        let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
+        for (mean, &x) in mean.iter_mut().zip(*row) {
+            *mean += f64::from(x) / norm / rows.len() as f64;
+        }
+    }
+    // rows have length 1, so the variances of all dimensions add up to 1 - |mean|^2
+    (1.0 - mean.iter().map(|m| m * m).sum::<f64>()).max(0.0).sqrt()
 }
 
 fn scalar(tensor: &Tensor<1>) -> f64 {

@@ -15,6 +15,7 @@ use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
+use crate::eval::Warning;
 use crate::model::Scope;
 use crate::ops;
 use crate::parallel::{Collective, ThreadRank, run_ranks};
@@ -49,6 +50,8 @@ pub struct Trained {
     pub seconds: f64,
     /// Steps run now.
     pub steps: u64,
+    /// Alarms raised while training.
+    pub warnings: Vec<Warning>,
     /// Newest checkpoint.
     pub checkpoint: Option<PathBuf>,
 }
@@ -103,14 +106,13 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Option<Trained>, Engi
                 .transpose()?;
         }
     }
-    if let Some(watch) = watch {
-        watch.finish();
-    }
+    let warnings = watch.map_or_else(Vec::new, Watch::finish);
     let done = trainer.steps_done();
     Ok(trainer.finish().map(|state| Trained {
         interrupted: interrupted && done < plan.steps,
         seconds: started.elapsed().as_secs_f64(),
         steps: done - first_step,
+        warnings,
         checkpoint: saved.or_else(|| job.resume.clone()),
         state,
     }))

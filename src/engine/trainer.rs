@@ -60,6 +60,10 @@ pub struct StepNumbers {
     pub grad_norm: f64,
     /// Parts of the loss, where the method names them.
     pub parts: Vec<(&'static str, f64)>,
+    /// What the mean loss is when the network tells nothing apart, where the method knows it.
+    pub uniform_loss: Option<f64>,
+    /// Spread of the embeddings, 1 when they fill the sphere, 0 when they are all the same; where the method shows them.
+    pub embedding_spread: Option<f64>,
 }
 
 /// One rank's part of training.
@@ -210,7 +214,7 @@ impl Leader {
         weights: &mut [f32],
         buffers: &mut [f32],
     ) -> Result<StepNumbers, EngineError> {
-        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics } = result;
+        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics, uniform, spread } = result;
         let mut gradient = gradient.expect("the first rank of a process gets the gradient");
         let Self { settings, optimizer, ema } = self;
         finite(step, "loss", loss)?;
@@ -232,7 +236,7 @@ impl Leader {
         if let (Some(average), Some(config)) = (ema, &settings.ema) {
             ema::update(average, weights, config.momentum);
         }
-        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts })
+        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embedding_spread: spread })
     }
 }
 

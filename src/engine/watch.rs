@@ -2,9 +2,11 @@
 
 use std::time::{Instant, SystemTime};
 
+use super::alarms::Alarms;
 use super::error::EngineError;
 use super::train::Job;
 use super::trainer::StepNumbers;
+use crate::eval::Warning;
 use crate::plan::Plan;
 use crate::report::{EventLog, MetricsLog, Progress, StepRecord, Style};
 
@@ -13,6 +15,8 @@ pub(super) struct Watch {
     metrics: MetricsLog,
     events: EventLog,
     progress: Progress,
+    alarms: Alarms,
+    warnings: Vec<Warning>,
     started: Instant,
     last: Instant,
 }
@@ -31,6 +35,8 @@ impl Watch {
             metrics,
             events: EventLog::create(job.folder, done + 1, SystemTime::now())?,
             progress,
+            alarms: Alarms::new(job.plan.warmup_steps),
+            warnings: Vec::new(),
             started: now,
             last: now,
         })
@@ -47,6 +53,7 @@ impl Watch {
             lr: numbers.lr,
             grad_norm: numbers.grad_norm as f32,
             images: numbers.step * images,
+            embedding_spread: numbers.embedding_spread.map(|spread| spread as f32),
             parts: numbers.parts.iter().map(|(name, value)| ((*name).to_owned(), *value as f32)).collect(),
             time_s: (now - self.started).as_secs_f64(),
             images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),
@@ -55,6 +62,10 @@ impl Watch {
         self.metrics.append(&record)?;
         self.events.append(&record, SystemTime::now())?;
         self.progress.step(&record, images);
+        for warning in self.alarms.observe(numbers) {
+            self.progress.say(&warning.to_string());
+            self.warnings.push(warning);
+        }
         Ok(())
     }
 
@@ -63,8 +74,9 @@ impl Watch {
         Ok(self.metrics.sync()?)
     }
 
-    /// Clears the progress bar.
-    pub(super) fn finish(self) {
+    /// Clears the progress bar and returns the alarms that were raised.
+    pub(super) fn finish(self) -> Vec<Warning> {
         self.progress.finish();
+        self.warnings
     }
 }

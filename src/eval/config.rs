@@ -13,6 +13,10 @@ pub struct EvalConfig {
     pub k: usize,
     /// Temperature of the votes, weight = exp(similarity / temperature).
     pub temperature: f64,
+    /// Trains a linear classifier on the features too.
+    pub linear: bool,
+    /// Weight of the data against the penalty of that classifier's weights, on features scaled to deviation 1.
+    pub linear_c: f64,
     /// Images of the training source at most that serve as the bank.
     pub max_train: usize,
     /// Images of the test source at most that are classified.
@@ -26,6 +30,15 @@ pub struct EvalConfig {
 
 impl Default for EvalConfig {
     fn default() -> Self {
-        Self { k: 20, temperature: 0.07, max_train: 10_000, max_test: 2_000, test: None, skip: false }
+        Self {
+            k: 20,
+            temperature: 0.07,
+            linear: true,
+            linear_c: 0.1,
+            max_train: 10_000,
+            max_test: 2_000,
+            test: None,
+            skip: false,
+        }
     }
 }

@@ -60,11 +60,13 @@ pub fn health(std: f64, rankme: f64, dim: usize) -> Vec<Warning> {
 /// `ln(2B - 1)`).
 pub fn plateau(loss: f64, uniform: f64) -> Option<Warning> {
     // a comparison with NaN is false, so that NaN warns
-    let moved = (loss - uniform).abs() > 0.005 * uniform.abs();
+    let moved = (loss - uniform).abs() > 0.02 * uniform.abs();
     (!moved).then(|| Warning {
         code: "loss-plateau",
         reason: format!("the loss is {loss:.4}, and {uniform:.4} is what a network gets that tells nothing apart"),
-        remedy: "raise the learning rate or lengthen its warm-up, lower the temperature, or train longer".to_owned(),
+        remedy: "lower the temperature, raise the learning rate or lengthen its warm-up; with few images use fewer prototypes and a lower \
+                 teacher momentum"
+            .to_owned(),
     })
 }
 

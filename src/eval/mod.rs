@@ -13,6 +13,7 @@ mod health;
 mod knn;
 mod lidar;
 mod linalg;
+mod logistic;
 mod rank;
 
 pub use accuracy::{chance, top_k_accuracy};
@@ -24,4 +25,5 @@ pub use features::{EvalError, Features};
 pub use health::{Warning, health, plateau};
 pub use knn::{Knn, Votes};
 pub use lidar::{Lidar, lidar};
+pub use logistic::{LinearClassifier, LogisticRegression};
 pub use rank::{rankme, singular_values};

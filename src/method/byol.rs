@@ -97,7 +97,8 @@ impl Method for Byol {
         let predictions: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let targets: [Tensor<2>; 2] = outputs.constants.try_into().expect("`encode` returns two constants");
         let images = predictions[0].dims()[0];
-        Loss::new(cosine::byol(predictions, targets), images as f64)
+        let embeddings = targets[0].clone();
+        Loss::new(cosine::byol(predictions, targets), images as f64).with_embeddings(embeddings)
     }
 
     fn backbone(&self) -> &Backbone {

@@ -182,13 +182,29 @@ pub struct Loss {
     pub parts: Vec<(&'static str, Tensor<1>)>,
     /// What [`Method::update`] needs; summed over the micro-batches where each has a loss of its own.
     pub statistics: Vec<Tensor<1>>,
+    /// Embeddings `[images, dim]` whose spread shows a collapse.
+    pub embeddings: Option<Tensor<2>>,
+    /// What the mean loss is when the network tells nothing apart.
+    pub uniform: Option<f64>,
 }
 
 impl Loss {
-    /// A loss without parts and statistics.
+    /// A loss and nothing beside it.
     #[must_use]
     pub fn new(sum: Tensor<1>, count: f64) -> Self {
-        Self { sum, count, parts: Vec::new(), statistics: Vec::new() }
+        Self { sum, count, parts: Vec::new(), statistics: Vec::new(), embeddings: None, uniform: None }
+    }
+
+    /// Says what the mean loss is when the network tells nothing apart, such as the logarithm of the number of candidates.
+    #[must_use]
+    pub fn with_uniform(self, uniform: f64) -> Self {
+        Self { uniform: Some(uniform), ..self }
+    }
+
+    /// Shows embeddings, so that a collapse to a point is noticed.
+    #[must_use]
+    pub fn with_embeddings(self, embeddings: Tensor<2>) -> Self {
+        Self { embeddings: Some(embeddings.detach()), ..self }
     }
 }
 

@@ -73,7 +73,11 @@ impl Method for SimClr {
     fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let anchors = 2 * first.dims()[0];
+        let uniform = ((anchors - 1) as f64).ln();
+        let embeddings = first.clone();
         Loss::new(nt_xent(first, second, self.temperature), anchors as f64)
+            .with_uniform(uniform)
+            .with_embeddings(embeddings)
     }
 
     fn backbone(&self) -> &Backbone {

@@ -32,6 +32,9 @@ pub struct StepRecord {
     /// Named parts of the loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nulls_are_nan")]
     pub parts: BTreeMap<String, f32>,
+    /// Spread of the embeddings: 1 when they fill the sphere, 0 when they are all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_spread: Option<f32>,
     /// Seconds since this process started training.
     pub time_s: f64,
     /// Rate of this step.
@@ -154,6 +157,7 @@ mod tests {
             grad_norm: 1.5,
             images: 64 * step,
             parts: BTreeMap::from([("invariance".to_owned(), 0.1)]),
+            embedding_spread: Some(0.9),
             time_s: 0.25,
             images_per_s: 1234.5,
         }
@@ -177,7 +181,7 @@ mod tests {
         let first = text.lines().next().unwrap();
         assert_eq!(
             first,
-            r#"{"step":1,"epoch":0.14285714285714285,"loss":5.0,"lr":0.30000000000000004,"grad_norm":1.5,"images":64,"parts":{"invariance":0.1},"time_s":0.25,"images_per_s":1234.5}"#
+            r#"{"step":1,"epoch":0.14285714285714285,"loss":5.0,"lr":0.30000000000000004,"grad_norm":1.5,"images":64,"parts":{"invariance":0.1},"embedding_spread":0.9,"time_s":0.25,"images_per_s":1234.5}"#
         );
         assert_eq!(read_metrics(&folder.path().join("metrics.jsonl")).unwrap(), [record(1), record(2)]);
     }

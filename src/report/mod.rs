@@ -9,5 +9,5 @@ mod tensorboard;
 pub use environment::{Environment, utc};
 pub use metrics::{MetricsLog, Removed, StepRecord, read_metrics};
 pub use progress::{Progress, Style};
-pub use summary::{KnnResult, Summary, quoted};
+pub use summary::{KnnResult, LinearResult, Summary, quoted};
 pub use tensorboard::EventLog;

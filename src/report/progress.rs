@@ -224,6 +224,7 @@ mod tests {
             grad_norm: 1.0,
             images: 64 * step,
             parts: BTreeMap::new(),
+            embedding_spread: None,
             time_s: 0.0,
             images_per_s: 0.0,
         }

@@ -30,6 +30,8 @@ pub struct Summary {
     pub last_loss: Option<f32>,
     /// Nearest-neighbour classification; absent without labels or when skipped.
     pub knn: Option<KnnResult>,
+    /// Linear classification; absent without labels or when skipped.
+    pub linear: Option<LinearResult>,
     /// Embedding standard deviation.
     pub embedding_std: Option<f64>,
     /// `RankMe`.
@@ -67,6 +69,33 @@ pub struct KnnResult {
     pub chance: f64,
 }
 
+/// Result of a linear classifier on the features, as fractions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LinearResult {
+    /// Weight of the data against the penalty.
+    pub c: f64,
+    /// Images it was trained on.
+    pub train: usize,
+    /// Images that were classified.
+    pub queries: usize,
+    /// Accuracy.
+    pub top1: f64,
+    /// Accuracy on the features of the same network before training.
+    pub untrained_top1: Option<f64>,
+}
+
+impl LinearResult {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let of = format!("{} images, trained on {}, C {}", self.queries, self.train, self.c);
+        let mut lines = vec![("linear top-1", format!("{} ({of})", percent(self.top1)))];
+        if let Some(untrained) = self.untrained_top1 {
+            lines.push(("  untrained", format!("{} (the same network before training)", percent(untrained))));
+        }
+        lines
+    }
+}
+
 impl Summary {
     /// Writes `summary.json` into the run folder.
     ///
@@ -97,6 +126,9 @@ impl Summary {
         let mut lines = Vec::new();
         if let Some(knn) = &self.knn {
             lines.extend(knn.lines());
+        }
+        if let Some(linear) = &self.linear {
+            lines.extend(linear.lines());
         }
         if let Some(std) = self.embedding_std {
             let healthy = 1.0 / (self.dim as f64).sqrt();

@@ -60,6 +60,7 @@ impl EventLog {
             ("speed/images_per_s".to_owned(), record.images_per_s as f32),
         ];
         scalars.extend(record.parts.iter().map(|(name, &value)| (format!("train/parts/{name}"), value)));
+        scalars.extend(record.embedding_spread.map(|spread| ("train/embedding_spread".to_owned(), spread)));
         self.scalars(record.step, &scalars, now)
     }
 
@@ -173,6 +174,7 @@ mod tests {
             grad_norm: 2.0,
             images: 0,
             parts: BTreeMap::from([("a".to_owned(), 1.0)]),
+            embedding_spread: None,
             time_s: 0.0,
             images_per_s: 10.0,
         };

@@ -179,6 +179,7 @@ fn batch_hint(global: usize, micro: usize) -> String {
 fn eval(eval: &EvalConfig, found: &mut Numbers) {
     let counted = found.count("eval.k", eval.k);
     found.positive("eval.temperature", eval.temperature);
+    found.positive("eval.linear_c", eval.linear_c);
     found.count("eval.max_test", eval.max_test);
     if found.count("eval.max_train", eval.max_train) && counted && eval.k > eval.max_train {
         found.limit("eval.k", eval.k, &format!("at most `eval.max_train`, {}", eval.max_train));

@@ -1,7 +1,8 @@
 //! Golden cases of kind `evaluation`.
 
 use autodidact::eval::{
-    Features, Knn, alignment, embedding_std, lidar, linear_cka, rankme, singular_values, top_k_accuracy, uniformity,
+    Features, Knn, LogisticRegression, alignment, embedding_std, lidar, linear_cka, rankme, singular_values,
+    top_k_accuracy, uniformity,
 };
 
 use super::{Array, Case, Checks, Outcome};
@@ -21,7 +22,7 @@ pub(super) fn run(case: &Case) -> Outcome {
     } else if has("top") && has("logits") {
         accuracy
     } else if case.name.starts_with("logreg") {
-        return Outcome::NotYet("logistic regression".to_owned());
+        logistic_regression
     } else if has("x_mixup") || has("x_cutmix") {
         return Outcome::NotYet("mixup and cutmix".to_owned());
     } else {
@@ -30,6 +31,45 @@ pub(super) fn run(case: &Case) -> Outcome {
     let mut checks = Checks::default();
     run(case, &mut checks);
     Outcome::Compared(checks)
+}
+
+fn logistic_regression(case: &Case, checks: &mut Checks) {
+    let (train, queries) = (features(case, "X"), features(case, "Xq"));
+    let classes = case.tensor("b").shape[0];
+    let settings = LogisticRegression { tolerance: 1e-9, ..LogisticRegression::with_c(case.arg_f64("C")) };
+    let fitted = settings.fit(&train, &labels(case, "y"), classes, 2).expect("a fit");
+    let scores = fitted.scores(&queries);
+    let probabilities: Vec<f32> = scores
+        .chunks(classes)
+        .flat_map(|row| {
+            let sum: f64 = row.iter().map(|s| s.exp()).sum();
+            row.iter().map(move |s| (s.exp() / sum) as f32)
+        })
+        .collect();
+    checks.absolute("proba", &probabilities, case.tensor("proba"), case.tolerance("proba_abs"));
+    // softmax doesn't see a shift of a row
+    let centered = |row: &[f64]| -> Vec<f32> {
+        let mean = row.iter().sum::<f64>() / classes as f64;
+        row.iter().map(|s| (s - mean) as f32).collect()
+    };
+    let got: Vec<f32> = scores.chunks(classes).flat_map(centered).collect();
+    let expected = case.tensor("logits");
+    let expected = Array {
+        shape: expected.shape.clone(),
+        values: expected
+            .values
+            .chunks(classes)
+            .flat_map(|row| {
+                let mean = row.iter().sum::<f64>() / classes as f64;
+                row.iter().map(move |s| s - mean).collect::<Vec<_>>()
+            })
+            .collect(),
+    };
+    checks.absolute("logits", &got, &expected, case.tolerance("logits_abs"));
+    for (row, &class) in scores.chunks(classes).zip(&labels(case, "pred")) {
+        let most = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class);
+        assert_eq!(most, Some(class as usize), "{}", case.name);
+    }
 }
 
 fn features(case: &Case, name: &str) -> Features {
