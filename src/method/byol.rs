@@ -76,6 +76,7 @@ impl Method for Byol {
         found.size("method.byol.out", config.out, MAX_WIDTH);
         check::momentum("method.byol.momentum", &config.momentum, found);
         check::pair_of_views("byol", inputs, found);
+        check::rows_to_normalize("byol", inputs, found);
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {

@@ -72,3 +72,16 @@ fn ramp(at: &str, ramp: &RampConfig, found: &mut Numbers) {
         found.push(Problem::at(&key, format!("`{key}` {problem}")));
     }
 }
+
+/// More than one row for each batch norm: a head normalises one view of a micro-batch at a time.
+pub(super) fn rows_to_normalize(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    if inputs.micro == 1 {
+        found.push(
+            Problem::at(
+                "batch.micro",
+                format!("`batch.micro` is 1, but `method.{method}` normalises each view over a micro-batch and needs at least 2"),
+            )
+            .hint("use at least 2; 32 and more work well"),
+        );
+    }
+}
