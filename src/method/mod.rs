@@ -8,6 +8,9 @@ pub mod byol;
 mod check;
 pub mod mae;
 pub mod simclr;
+pub mod simmim;
+#[cfg(test)]
+mod testing;
 
 use std::ops::Range;
 
@@ -385,4 +388,6 @@ methods! {
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
+    /// `SimMIM` (Xie et al., 2021, <https://arxiv.org/abs/2111.09886>).
+    Simmim => simmim::SimMim,
 }
