@@ -6,6 +6,7 @@
 
 pub mod byol;
 mod check;
+pub mod data2vec;
 pub mod mae;
 pub mod simclr;
 pub mod simmim;
@@ -390,4 +391,6 @@ methods! {
     Mae => mae::Mae,
     /// `SimMIM` (Xie et al., 2021, <https://arxiv.org/abs/2111.09886>).
     Simmim => simmim::SimMim,
+    /// data2vec for images (Baevski et al., 2022, <https://arxiv.org/abs/2202.03555>).
+    Data2vec => data2vec::Data2Vec,
 }
