@@ -7,6 +7,7 @@
 pub mod byol;
 mod check;
 pub mod data2vec;
+pub mod ijepa;
 pub mod mae;
 pub mod simclr;
 pub mod simmim;
@@ -393,4 +394,6 @@ methods! {
     Simmim => simmim::SimMim,
     /// data2vec for images (Baevski et al., 2022, <https://arxiv.org/abs/2202.03555>).
     Data2vec => data2vec::Data2Vec,
+    /// I-JEPA (Assran et al., 2023, <https://arxiv.org/abs/2301.08243>).
+    Ijepa => ijepa::IJepa,
 }
