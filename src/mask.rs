@@ -1,6 +1,18 @@
 //! Which patches the encoder sees.
 
+mod blocks;
+mod multi_block;
+
+pub use blocks::{rectangle_mask, square_mask};
+pub use multi_block::{ImageMask, MultiBlock, StepMasks};
+
 use crate::rng::{Purpose, Stream};
+
+/// Opens the stream of an image's mask. No rank, no place in a batch is part of its key.
+#[must_use]
+pub fn stream(seed: u64, epoch: u64, image: u64, view: u64) -> Stream {
+    Stream::new(seed, Purpose::Mask, &[epoch, image, view])
+}
 
 /// Returns how many of `num_patches` stay at a mask ratio: rounded down, as in MAE.
 #[must_use]
@@ -14,7 +26,7 @@ pub fn num_kept(num_patches: usize, mask_ratio: f64) -> usize {
 /// their numbers. The draw is keyed by `(seed, epoch, image, view)`.
 #[must_use]
 pub fn random_mask(seed: u64, epoch: u64, image: u64, view: u64, num_patches: usize, keep: usize) -> Vec<usize> {
-    let mut stream = Stream::new(seed, Purpose::Mask, &[epoch, image, view]);
+    let mut stream = stream(seed, epoch, image, view);
     let noise: Vec<f64> = (0..num_patches).map(|_| stream.unit()).collect();
     keep_smallest(&noise, keep)
 }

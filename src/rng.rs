@@ -17,7 +17,7 @@ pub enum Purpose {
     Order,
     /// Augmentation; coordinates: epoch, image, view, operation.
     Augment,
-    /// Patch masks; coordinates: epoch, image, view.
+    /// Patch masks; coordinates: epoch, image, view; of what the images of a step share: step.
     Mask,
     /// Stochastic depth; coordinates: step, image, view, layer.
     DropPath,

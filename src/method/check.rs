@@ -1,7 +1,8 @@
 //! Checks that several methods share.
 
 use super::Inputs;
-use crate::optim::RampConfig;
+use crate::model::{Backbone, BackboneConfig, ConfigError, Pool, Vit, VitConfig};
+use crate::optim::{ParameterRule, RampConfig};
 use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
 
 /// Sizes of a projection head in the table `at`.
@@ -36,6 +37,69 @@ pub(super) fn pair_of_views(method: &str, inputs: &Inputs<'_>, found: &mut Numbe
             .hint(format!("set both to {a}, or both to {b}")),
         );
     }
+}
+
+/// One view of each image. `does` is what the method does with it.
+pub(super) fn one_view(method: &str, does: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    let views = inputs.num_views();
+    if views != 1 {
+        found.push(
+            Problem::at("views", format!("`method.{method}` {does} 1 view of each image, but `views` makes {views}"))
+                .hint("write one `[[views]]` table with `count = 1`"),
+        );
+    }
+}
+
+/// A vision transformer whose patches go through the final norm; returns its table. `does` is what the method does with patches.
+pub(super) fn vit<'a>(method: &str, does: &str, inputs: &Inputs<'a>, found: &mut Numbers) -> Option<&'a VitConfig> {
+    let BackboneConfig::Vit(vit) = inputs.backbone else {
+        let name = inputs.backbone.name();
+        let message =
+            format!("`method.{method}` {does} patches and needs `backbone.vit`, but the backbone is `{name}`");
+        found.push(
+            Problem::at(format!("method.{method}"), message)
+                .against("backbone")
+                .hint(format!("write `[backbone.vit]`, or keep the {name} and write `[method.simclr]`")),
+        );
+        return None;
+    };
+    if vit.fc_norm {
+        let message = format!(
+            "`backbone.vit.fc_norm` is true, which leaves patches without the final norm that `method.{method}` trains"
+        );
+        found.push(Problem::at("backbone.vit.fc_norm", message).hint("remove it"));
+    }
+    Some(vit)
+}
+
+/// An image that its patches stand for: the method's loss never reaches the class token.
+pub(super) fn mean_pool(method: &str, vit: &VitConfig, found: &mut Numbers) {
+    if vit.pool == Pool::Class {
+        let message = format!(
+            "`backbone.vit.pool` is \"class\", but nothing in `method.{method}` trains what becomes of that token"
+        );
+        found.push(Problem::at("backbone.vit.pool", message).hint("write `pool = \"mean\"` under `[backbone.vit]`"));
+    }
+}
+
+/// Returns the patches along each side of the first view, if they are a whole number (else another check says so).
+pub(super) fn side(vit: &VitConfig, inputs: &Inputs<'_>) -> Option<usize> {
+    let size = inputs.views.first()?.size as usize;
+    (vit.patch > 0 && size > 0 && size.is_multiple_of(vit.patch)).then(|| size / vit.patch)
+}
+
+/// Returns the vision transformer that [`vit`] requires.
+pub(super) fn encoder<'a>(method: &str, does: &str, backbone: &'a Backbone) -> Result<&'a Vit, ConfigError> {
+    backbone.vit().ok_or_else(|| {
+        let problem = format!("`{method}` {does} patches of a vision transformer, and another backbone has none");
+        ConfigError::new("backbone", problem, "use `[backbone.vit]`, or `[method.simclr]` with this one")
+    })
+}
+
+/// No decay of class token and learned positions, the `no_weight_decay` of `BEiT`'s and `SimMIM`'s code.
+pub(super) fn undecayed_embeddings() -> Vec<ParameterRule> {
+    let rule = ParameterRule::matching("backbone.cls_token|backbone.pos_embed");
+    vec![ParameterRule { weight_decay: Some(0.0), ..rule }]
 }
 
 /// A global batch of more than one image.

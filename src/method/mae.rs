@@ -11,10 +11,10 @@ use burn::tensor::{Tensor, TensorData};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees};
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, check};
 use crate::loss::mae::{normalize_patches, patchify, reconstruction};
 use crate::mask::{self, num_kept};
-use crate::model::{Backbone, BackboneConfig, ConfigError, Decoder, DecoderArch, Pass, Scope, Vit, gather_tokens};
+use crate::model::{Backbone, ConfigError, Decoder, DecoderArch, Pass, Scope, Vit, gather_tokens};
 use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem, multiple, multiple_of_four};
 
 /// The `[method.mae]` table.
@@ -61,10 +61,7 @@ impl Method for Mae {
 
     fn build(config: &Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError> {
         let backbone = Backbone::new(inputs.backbone, inputs.views[0].size, &scope.enter("backbone"))?;
-        let encoder = backbone.vit().ok_or_else(|| {
-            let problem = "`mae` hides patches from a vision transformer, and another backbone has none".to_owned();
-            ConfigError::new("backbone", problem, "use `[backbone.vit]`, or `[method.simclr]` with this one")
-        })?;
+        let encoder = check::encoder("mae", "drops", &backbone)?;
         let arch =
             DecoderArch::for_encoder(encoder.arch(), config.decoder_dim, config.decoder_depth, config.decoder_heads)?;
         let decoder = Decoder::new(&arch, &scope.enter("decoder"))?;
@@ -72,16 +69,7 @@ impl Method for Mae {
     }
 
     fn check(config: &Config, inputs: &Inputs<'_>, found: &mut Numbers) {
-        let views = inputs.num_views();
-        if views != 1 {
-            found.push(
-                Problem::at(
-                    "views",
-                    format!("`method.mae` reconstructs 1 view of each image, but `views` makes {views}"),
-                )
-                .hint("write one `[[views]]` table with `count = 1`"),
-            );
-        }
+        check::one_view("mae", "reconstructs", inputs, found);
         let counted = [
             found.size("method.mae.decoder_dim", config.decoder_dim, MAX_WIDTH),
             found.size("method.mae.decoder_heads", config.decoder_heads, MAX_WIDTH),
@@ -97,45 +85,31 @@ impl Method for Mae {
         if !in_range {
             found.limit("method.mae.mask_ratio", ratio, "greater than 0 and less than 1");
         }
-        match inputs.backbone {
-            other @ (BackboneConfig::Resnet(_) | BackboneConfig::Convnext(_)) => {
-                let name = other.name();
-                let message =
-                    format!("`method.mae` drops patches and needs `backbone.vit`, but the backbone is `{name}`");
-                found.push(
-                    Problem::at("method.mae", message)
-                        .against("backbone")
-                        .hint(format!("write `[backbone.vit]`, or keep the {name} and write `[method.simclr]`")),
-                );
-            }
-            BackboneConfig::Vit(vit) => {
-                let side = inputs.views.first().map_or(0, |view| view.size as usize / vit.patch.max(1));
-                let patches = side.saturating_mul(side);
-                let kept = num_kept(patches, ratio);
-                if patches == 1 {
-                    let (size, least) = (vit.patch, 2 * vit.patch);
-                    let message = format!(
-                        "`views.0.size` is {size}, a single patch, but `method.mae` needs some to keep and some to remove"
-                    );
-                    found.push(
-                        Problem::at("views.0.size", message)
-                            .against("backbone.vit.patch")
-                            .hint(format!("use at least {least}, or a smaller patch")),
-                    );
-                } else if in_range && patches > 1 && (kept == 0 || kept == patches) {
-                    let what = if kept == 0 { "keeps" } else { "removes" };
-                    let least = (1000.0 / patches as f64).ceil() / 1000.0;
-                    found.push(
-                        Problem::at(
-                            "method.mae.mask_ratio",
-                            format!("`method.mae.mask_ratio` is {ratio}, which {what} none of the {patches} patches"),
-                        )
-                        .against("backbone.vit.patch")
-                        .against("views")
-                        .hint(format!("use from {least} to {}", 1.0 - least)),
-                    );
-                }
-            }
+        let Some(vit) = check::vit("mae", "drops", inputs, found) else { return };
+        let Some(patches) = check::side(vit, inputs).map(|side| side.saturating_mul(side)) else { return };
+        let kept = num_kept(patches, ratio);
+        if patches == 1 {
+            let (size, least) = (vit.patch, 2 * vit.patch);
+            let message = format!(
+                "`views.0.size` is {size}, a single patch, but `method.mae` needs some to keep and some to remove"
+            );
+            found.push(
+                Problem::at("views.0.size", message)
+                    .against("backbone.vit.patch")
+                    .hint(format!("use at least {least}, or a smaller patch")),
+            );
+        } else if in_range && (kept == 0 || kept == patches) {
+            let what = if kept == 0 { "keeps" } else { "removes" };
+            let least = (1000.0 / patches as f64).ceil() / 1000.0;
+            found.push(
+                Problem::at(
+                    "method.mae.mask_ratio",
+                    format!("`method.mae.mask_ratio` is {ratio}, which {what} none of the {patches} patches"),
+                )
+                .against("backbone.vit.patch")
+                .against("views")
+                .hint(format!("use from {least} to {}", 1.0 - least)),
+            );
         }
     }
 
@@ -149,7 +123,8 @@ impl Method for Mae {
             |&image: &u64| mask::random_mask(batch.progress.seed, batch.progress.epoch(), image, 0, num_patches, keep);
         let kept: Vec<Vec<usize>> = batch.images.iter().map(draw).collect();
 
-        let encoded = encoder.encode_tokens(gather_tokens(tokens, &kept), pass); // [b, prefix + keep, d]
+        let seen = gather_tokens(tokens, &kept);
+        let encoded = encoder.encode_tokens_at(seen, encoder.arch().grid(), Some(&kept), pass); // [b, prefix + keep, d]
         let predictions = self.decoder.forward(encoded, &kept, pass); // [b, l, p * p * 3]
 
         let patches = patchify(images, encoder.arch().patch);
@@ -173,5 +148,21 @@ impl Method for Mae {
 
     fn backbone(&self) -> &Backbone {
         &self.backbone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::method::testing::{inputs, stays_finite};
+
+    #[test]
+    fn flat_and_equal_images_keep_everything_finite_with_any_positions() {
+        for position in ["learned", "sincos", "rope"] {
+            let vit = format!("[vit]\npatch = 4\ndim = 8\ndepth = 1\nheads = 2\nposition = \"{position}\"");
+            let (backbone, views) = inputs(&vit, "size = 16");
+            let config = Config { decoder_dim: 8, decoder_depth: 1, decoder_heads: 2, ..Config::default() };
+            stays_finite::<Mae>(&config, &backbone, &views);
+        }
     }
 }

@@ -6,8 +6,13 @@
 
 pub mod byol;
 mod check;
+pub mod data2vec;
+pub mod ijepa;
 pub mod mae;
 pub mod simclr;
+pub mod simmim;
+#[cfg(test)]
+mod testing;
 
 use std::ops::Range;
 
@@ -401,4 +406,10 @@ methods! {
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
+    /// `SimMIM` (Xie et al., 2021, <https://arxiv.org/abs/2111.09886>).
+    Simmim => simmim::SimMim,
+    /// data2vec for images (Baevski et al., 2022, <https://arxiv.org/abs/2202.03555>).
+    Data2vec => data2vec::Data2Vec,
+    /// I-JEPA (Assran et al., 2023, <https://arxiv.org/abs/2301.08243>).
+    Ijepa => ijepa::IJepa,
 }

@@ -88,8 +88,8 @@ hint: did you mean `temperature`?";
 fn an_unknown_key_lists_what_is_allowed_or_where_it_belongs() {
     let message = report_on("depth = 18", "depth = 18\nfoo = 1");
     assert!(message.ends_with("hint: allowed in `backbone.resnet`: `depth`, `stem` and `width`"), "{message}");
-    let message = report_on("lr = 0.1", "lr = 0.1\nmask_ratio = 0.5");
-    assert!(message.ends_with("hint: `mask_ratio` is a key of `method.mae`"), "{message}");
+    let message = report_on("lr = 0.1", "lr = 0.1\nnorm_pix = true");
+    assert!(message.ends_with("hint: `norm_pix` is a key of `method.mae`"), "{message}");
     let message = report_on("lr = 0.1", "lr = 0.1\nseed = 1");
     assert!(message.ends_with("hint: `seed` belongs at the top, before the first table"), "{message}");
 }
