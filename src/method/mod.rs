@@ -6,6 +6,7 @@
 
 pub mod byol;
 mod check;
+pub mod dcl;
 pub mod mae;
 pub mod simclr;
 
@@ -381,6 +382,8 @@ macro_rules! methods {
 methods! {
     /// SimCLR (Chen et al., 2020, <https://arxiv.org/abs/2002.05709>).
     Simclr => simclr::SimClr,
+    /// DCL and DCLW (Yeh et al., 2021, <https://arxiv.org/abs/2110.06848>).
+    Dcl => dcl::Dcl,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).

@@ -22,7 +22,8 @@ fn recipes(folder: &Path) -> Vec<PathBuf> {
 fn every_recipe_runs_shrunk_and_bitwise_on_one_and_three_ranks() {
     let all = recipes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes"));
     assert!(all.len() >= 4, "{all:?}");
-    for path in all {
+    // networks of full size: `recipe::tests` checks them, training one takes minutes even when shrunk
+    for path in all.into_iter().filter(|path| !path.parent().is_some_and(|folder| folder.ends_with("imagenet"))) {
         let text = std::fs::read_to_string(&path).unwrap();
         let mut recipe = text.parse::<toml_edit::DocumentMut>().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         recipe["data"]["source"] = toml_edit::value("sample");
