@@ -1,6 +1,7 @@
 //! Checks that several methods share.
 
 use super::Inputs;
+use crate::model::{BackboneConfig, Stem};
 use crate::optim::RampConfig;
 use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
 
@@ -47,6 +48,27 @@ pub(super) fn other_images(method: &str, inputs: &Inputs<'_>, found: &mut Number
                 format!("`batch.global` is 1, but `method.{method}` needs other images to compare with"),
             )
             .hint("use at least 2; 256 and more work well"),
+        );
+    }
+}
+
+/// More than one value of each channel for the batch norm of a resnet that `images` pass through at once.
+pub(super) fn lone_pixels(method: &str, inputs: &Inputs<'_>, images: usize, found: &mut Numbers) {
+    let BackboneConfig::Resnet(resnet) = inputs.backbone else { return };
+    let stride = match resnet.stem {
+        Stem::Imagenet => 32,
+        Stem::Cifar => 8,
+    };
+    let smallest = inputs.views.iter().map(|view| view.size).min();
+    if let Some(size) = smallest.filter(|&size| images == 1 && size <= stride) {
+        let message = format!(
+            "`method.{method}` passes single images through the resnet, whose last maps are single pixels at {size} px: \
+             batch norm has nothing to normalise over"
+        );
+        found.push(
+            Problem::at("batch.micro", message)
+                .against("views")
+                .hint(format!("use a larger `batch.micro`, or views of more than {stride} px")),
         );
     }
 }

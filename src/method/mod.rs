@@ -8,6 +8,8 @@ pub mod byol;
 mod check;
 pub mod dcl;
 pub mod mae;
+pub mod moco2;
+mod queue;
 pub mod simclr;
 
 use std::ops::Range;
@@ -384,6 +386,8 @@ methods! {
     Simclr => simclr::SimClr,
     /// DCL and DCLW (Yeh et al., 2021, <https://arxiv.org/abs/2110.06848>).
     Dcl => dcl::Dcl,
+    /// MoCo v2 (Chen et al., 2020, <https://arxiv.org/abs/2003.04297>).
+    Moco2 => moco2::MoCo2,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
