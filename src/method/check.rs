@@ -52,6 +52,16 @@ pub(super) fn other_images(method: &str, inputs: &Inputs<'_>, found: &mut Number
     }
 }
 
+/// Two images at least in a micro-batch, for heads that normalise the rows of one view.
+pub(super) fn images_to_normalise(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    if inputs.micro == 1 {
+        let message = format!(
+            "`batch.micro` is 1, but the heads of `method.{method}` normalise over the images of a micro-batch"
+        );
+        found.push(Problem::at("batch.micro", message).hint("use at least 2; 32 and more work well"));
+    }
+}
+
 /// More than one value of each channel for the batch norm of a resnet that `images` pass through at once.
 pub(super) fn lone_pixels(method: &str, inputs: &Inputs<'_>, images: usize, found: &mut Numbers) {
     let BackboneConfig::Resnet(resnet) = inputs.backbone else { return };

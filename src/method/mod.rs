@@ -9,6 +9,7 @@ mod check;
 pub mod dcl;
 pub mod mae;
 pub mod moco2;
+pub mod moco3;
 mod queue;
 pub mod simclr;
 
@@ -388,6 +389,8 @@ methods! {
     Dcl => dcl::Dcl,
     /// MoCo v2 (Chen et al., 2020, <https://arxiv.org/abs/2003.04297>).
     Moco2 => moco2::MoCo2,
+    /// MoCo v3 (Chen et al., 2021, <https://arxiv.org/abs/2104.02057>).
+    Moco3 => moco3::MoCo3,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
