@@ -10,6 +10,7 @@ pub mod dcl;
 pub mod mae;
 pub mod moco2;
 pub mod moco3;
+pub mod nnclr;
 mod queue;
 pub mod simclr;
 
@@ -391,6 +392,8 @@ methods! {
     Moco2 => moco2::MoCo2,
     /// MoCo v3 (Chen et al., 2021, <https://arxiv.org/abs/2104.02057>).
     Moco3 => moco3::MoCo3,
+    /// NNCLR (Dwibedi et al., 2021, <https://arxiv.org/abs/2104.14548>).
+    Nnclr => nnclr::Nnclr,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
