@@ -13,6 +13,7 @@ pub mod moco3;
 pub mod nnclr;
 mod queue;
 pub mod simclr;
+pub mod swav;
 
 use std::ops::Range;
 
@@ -394,6 +395,8 @@ methods! {
     Moco3 => moco3::MoCo3,
     /// NNCLR (Dwibedi et al., 2021, <https://arxiv.org/abs/2104.14548>).
     Nnclr => nnclr::Nnclr,
+    /// `SwAV` (Caron et al., 2020, <https://arxiv.org/abs/2006.09882>).
+    Swav => swav::SwAv,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
