@@ -1,7 +1,7 @@
 //! Checks that several methods share.
 
 use super::Inputs;
-use crate::model::{Backbone, BackboneConfig, ConfigError, Pool, Vit, VitConfig};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Pool, Stem, Vit, VitConfig};
 use crate::optim::{ParameterRule, RampConfig};
 use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
 
@@ -111,6 +111,37 @@ pub(super) fn other_images(method: &str, inputs: &Inputs<'_>, found: &mut Number
                 format!("`batch.global` is 1, but `method.{method}` needs other images to compare with"),
             )
             .hint("use at least 2; 256 and more work well"),
+        );
+    }
+}
+
+/// Two images at least in a micro-batch, for heads that normalise the rows of one view.
+pub(super) fn images_to_normalise(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    if inputs.micro == 1 {
+        let message = format!(
+            "`batch.micro` is 1, but the heads of `method.{method}` normalise over the images of a micro-batch"
+        );
+        found.push(Problem::at("batch.micro", message).hint("use at least 2; 32 and more work well"));
+    }
+}
+
+/// More than one value of each channel for the batch norm of a resnet that `images` pass through at once.
+pub(super) fn lone_pixels(method: &str, inputs: &Inputs<'_>, images: usize, found: &mut Numbers) {
+    let BackboneConfig::Resnet(resnet) = inputs.backbone else { return };
+    let stride = match resnet.stem {
+        Stem::Imagenet => 32,
+        Stem::Cifar => 8,
+    };
+    let smallest = inputs.views.iter().map(|view| view.size).min();
+    if let Some(size) = smallest.filter(|&size| images == 1 && size <= stride) {
+        let message = format!(
+            "`method.{method}` passes single images through the resnet, whose last maps are single pixels at {size} px: \
+             batch norm has nothing to normalise over"
+        );
+        found.push(
+            Problem::at("batch.micro", message)
+                .against("views")
+                .hint(format!("use a larger `batch.micro`, or views of more than {stride} px")),
         );
     }
 }

@@ -7,10 +7,16 @@
 pub mod byol;
 mod check;
 pub mod data2vec;
+pub mod dcl;
 pub mod ijepa;
 pub mod mae;
+pub mod moco2;
+pub mod moco3;
+pub mod nnclr;
+mod queue;
 pub mod simclr;
 pub mod simmim;
+pub mod swav;
 #[cfg(test)]
 mod testing;
 
@@ -402,6 +408,16 @@ macro_rules! methods {
 methods! {
     /// SimCLR (Chen et al., 2020, <https://arxiv.org/abs/2002.05709>).
     Simclr => simclr::SimClr,
+    /// DCL and DCLW (Yeh et al., 2021, <https://arxiv.org/abs/2110.06848>).
+    Dcl => dcl::Dcl,
+    /// MoCo v2 (Chen et al., 2020, <https://arxiv.org/abs/2003.04297>).
+    Moco2 => moco2::MoCo2,
+    /// MoCo v3 (Chen et al., 2021, <https://arxiv.org/abs/2104.02057>).
+    Moco3 => moco3::MoCo3,
+    /// NNCLR (Dwibedi et al., 2021, <https://arxiv.org/abs/2104.14548>).
+    Nnclr => nnclr::Nnclr,
+    /// `SwAV` (Caron et al., 2020, <https://arxiv.org/abs/2006.09882>).
+    Swav => swav::SwAv,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).

@@ -64,10 +64,7 @@ impl Method for SimClr {
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
-        let images = Tensor::cat(batch.views.clone(), 0); // [2 * micro, 3, h, w]
-        let pooled = self.backbone.forward(images, pass).pooled;
-        let projections = self.head.forward(pooled, pass); // [2 * micro, out]
-        Outputs { tensors: projections.chunk(2, 0), constants: Vec::new() }
+        project(&self.backbone, &self.head, batch, pass)
     }
 
     fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
@@ -83,4 +80,11 @@ impl Method for SimClr {
     fn backbone(&self) -> &Backbone {
         &self.backbone
     }
+}
+
+/// Passes both views of a micro-batch through the network together; DCL does the same.
+pub(super) fn project(backbone: &Backbone, head: &ProjectionHead, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
+    let images = Tensor::cat(batch.views.clone(), 0); // [2 * micro, 3, h, w]
+    let projections = head.forward(backbone.forward(images, pass).pooled, pass); // [2 * micro, out]
+    Outputs { tensors: projections.chunk(2, 0), constants: Vec::new() }
 }
