@@ -51,6 +51,18 @@ pub(super) fn other_images(method: &str, inputs: &Inputs<'_>, found: &mut Number
     }
 }
 
+/// Micro-batches of more than one image, for heads whose batch norms see one view at a time.
+pub(super) fn batch_norm(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    if inputs.micro == 1 {
+        let message = format!(
+            "`batch.micro` is 1, but the batch norms of `method.{method}` take their statistics over at least 2 images"
+        );
+        found.push(
+            Problem::at("batch.micro", message).against("batch.global").hint("use at least 2; 32 and more work well"),
+        );
+    }
+}
+
 /// Both ends of a teacher's momentum.
 pub(super) fn momentum(at: &str, momentum: &RampConfig, found: &mut Numbers) {
     found.probability(&format!("{at}.start"), momentum.start);
