@@ -8,6 +8,7 @@ pub mod byol;
 mod check;
 pub mod mae;
 pub mod simclr;
+pub mod simsiam;
 
 use std::ops::Range;
 
@@ -383,6 +384,8 @@ methods! {
     Simclr => simclr::SimClr,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
+    /// `SimSiam` (Chen & He, 2020, <https://arxiv.org/abs/2011.10566>).
+    Simsiam => simsiam::SimSiam,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
