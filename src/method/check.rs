@@ -63,6 +63,20 @@ pub(super) fn batch_norm(method: &str, inputs: &Inputs<'_>, found: &mut Numbers)
     }
 }
 
+/// A width whose square is the size of a matrix in the loss.
+pub(super) fn squared_width(at: &str, width: usize, found: &mut Numbers) {
+    // A mistake beyond MAX_WIDTH is reported by `head`.
+    if (MAX_SQUARED + 1..=MAX_WIDTH).contains(&width) {
+        let key = format!("{at}.out");
+        let message =
+            format!("`{key}` is {width}, but must be at most {MAX_SQUARED}: the loss has `out` x `out` numbers");
+        found.push(Problem::at(key, message).hint("8192 is the paper's, 2048 is enough for small data"));
+    }
+}
+
+/// 1 GiB for each such matrix.
+const MAX_SQUARED: usize = 16_384;
+
 /// Both ends of a teacher's momentum.
 pub(super) fn momentum(at: &str, momentum: &RampConfig, found: &mut Numbers) {
     found.probability(&format!("{at}.start"), momentum.start);

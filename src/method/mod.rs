@@ -4,6 +4,7 @@
 //! turns outputs into a loss. It knows no ranks, no clock, no optimizer and no loop. The engine sees it as a [`Learner`], an object-safe
 //! face that also gives access to the parameters in flat order, so the engine is compiled once for all methods.
 
+pub mod barlow;
 pub mod byol;
 mod check;
 pub mod mae;
@@ -386,6 +387,8 @@ methods! {
     Byol => byol::Byol,
     /// `SimSiam` (Chen & He, 2020, <https://arxiv.org/abs/2011.10566>).
     Simsiam => simsiam::SimSiam,
+    /// Barlow Twins (Zbontar et al., 2021, <https://arxiv.org/abs/2103.03230>).
+    Barlow => barlow::BarlowTwins,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
