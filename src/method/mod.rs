@@ -10,6 +10,7 @@ mod check;
 pub mod mae;
 pub mod simclr;
 pub mod simsiam;
+pub mod vicreg;
 
 use std::ops::Range;
 
@@ -389,6 +390,8 @@ methods! {
     Simsiam => simsiam::SimSiam,
     /// Barlow Twins (Zbontar et al., 2021, <https://arxiv.org/abs/2103.03230>).
     Barlow => barlow::BarlowTwins,
+    /// `VICReg` (Bardes et al., 2021, <https://arxiv.org/abs/2105.04906>).
+    Vicreg => vicreg::VicReg,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
