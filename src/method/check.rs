@@ -77,6 +77,28 @@ pub(super) fn squared_width(at: &str, width: usize, found: &mut Numbers) {
 /// 1 GiB for each such matrix.
 const MAX_SQUARED: usize = 16_384;
 
+/// At least two views, global ones (as large as the first) before smaller ones.
+pub(super) fn global_views_first(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    let views = inputs.num_views();
+    if views == 1 {
+        found.push(
+            Problem::at("views", format!("`method.{method}` compares views of an image, but `views` makes 1"))
+                .hint("2 global and 6 local views are the paper's: `count = 2`, and a second `[[views]]` table"),
+        );
+    }
+    for (index, pair) in inputs.views.windows(2).enumerate() {
+        let (before, size) = (pair[0].size, pair[1].size);
+        if size > before {
+            let key = format!("views.{}.size", index + 1);
+            let message = format!(
+                "`{key}` is {size}, larger than the {before} of the table before, but `method.{method}` takes the first \
+                 views for the global ones"
+            );
+            found.push(Problem::at(key, message).against("views").hint("write the tables of larger views first"));
+        }
+    }
+}
+
 /// Both ends of a teacher's momentum.
 pub(super) fn momentum(at: &str, momentum: &RampConfig, found: &mut Numbers) {
     found.probability(&format!("{at}.start"), momentum.start);

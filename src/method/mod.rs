@@ -7,7 +7,9 @@
 pub mod barlow;
 pub mod byol;
 mod check;
+pub mod lejepa;
 pub mod mae;
+mod multicrop;
 pub mod simclr;
 pub mod simsiam;
 pub mod vicreg;
@@ -392,6 +394,8 @@ methods! {
     Barlow => barlow::BarlowTwins,
     /// `VICReg` (Bardes et al., 2021, <https://arxiv.org/abs/2105.04906>).
     Vicreg => vicreg::VicReg,
+    /// `LeJEPA` (Balestriero & `LeCun`, 2025, <https://arxiv.org/abs/2511.08544>).
+    Lejepa => lejepa::LeJepa,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
