@@ -13,6 +13,7 @@ mod multicrop;
 pub mod simclr;
 pub mod simsiam;
 pub mod vicreg;
+pub mod visreg;
 
 use std::ops::Range;
 
@@ -396,6 +397,8 @@ methods! {
     Vicreg => vicreg::VicReg,
     /// `LeJEPA` (Balestriero & `LeCun`, 2025, <https://arxiv.org/abs/2511.08544>).
     Lejepa => lejepa::LeJepa,
+    /// `VISReg` (Wu et al., 2026, <https://arxiv.org/abs/2606.02572>).
+    Visreg => visreg::VisReg,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
