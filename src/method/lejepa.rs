@@ -80,6 +80,7 @@ impl Method for LeJepa {
         check::head("method.lejepa", config.hidden, config.out, config.layers, found);
         check::global_views_first("lejepa", inputs, found);
         check::other_images("lejepa", inputs, found);
+        check::batch_norm("lejepa", inputs, found);
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {

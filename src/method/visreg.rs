@@ -80,6 +80,7 @@ impl Method for VisReg {
         check::head("method.visreg", config.hidden, config.out, config.layers, found);
         check::global_views_first("visreg", inputs, found);
         check::other_images("visreg", inputs, found);
+        check::batch_norm("visreg", inputs, found);
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {

@@ -404,6 +404,7 @@ fn methods_check_their_tables_against_views_and_batch() {
         ("barlow", "method.barlow.out=20000", "at most 16384: the loss has `out` x `out` numbers"),
         ("vicreg", "method.vicreg.variance=-1", "at least 0"),
         ("vicreg", "views.0.count=1", "`method.vicreg` compares 2 views"),
+        ("lejepa", "batch.micro=1", "`batch.micro` is 1, but the batch norms of `method.lejepa`"),
         ("lejepa", local, "`method.lejepa` compares views of an image, but `views` makes 1"),
         ("lejepa", "method.lejepa.lambda=1.5", "must be from 0 to 1"),
         ("lejepa", "method.lejepa.knots=1", "must be from 2 to 1000"),
