@@ -13,6 +13,23 @@ use super::reduce::total;
 /// Epsilon of torch's batch norm.
 const EPSILON: f64 = 1e-5;
 
+/// What the loss is made of, without its factor.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// `sum_i (c_ii - 1)^2`: the views agree.
+    pub on_diagonal: Tensor<1>,
+    /// `sum_(i != j) c_ij^2`: no two features do.
+    pub off_diagonal: Tensor<1>,
+}
+
+impl Terms {
+    /// Adds them up to equation 1.
+    #[must_use]
+    pub fn weigh(self, lambda: f64) -> Tensor<1> {
+        self.on_diagonal + self.off_diagonal * lambda
+    }
+}
+
 /// Returns the loss of a batch; its count is 1.
 ///
 /// # Shapes
@@ -23,11 +40,24 @@ const EPSILON: f64 = 1e-5;
 /// If the shapes differ.
 #[must_use]
 pub fn barlow_twins(first: Tensor<2>, second: Tensor<2>, lambda: f64) -> Tensor<1> {
+    terms(first, second).weigh(lambda)
+}
+
+/// Returns the terms of a batch; their count is 1.
+///
+/// # Shapes
+/// As [`barlow_twins`].
+///
+/// # Panics
+/// If the shapes differ.
+#[must_use]
+pub fn terms(first: Tensor<2>, second: Tensor<2>) -> Terms {
     let correlation = cross_correlation(first, second);
     let [dim, _] = correlation.dims();
     let identity = Tensor::<2>::eye(dim, &correlation.device());
-    let weights = identity.clone() + (identity.clone().neg() + 1.0) * lambda;
-    total((correlation - identity).square() * weights)
+    let diagonal = (correlation.clone() * identity.clone()).sum_dim(1); // [d, 1], a sum of one number and zeros
+    let different = correlation * (identity.neg() + 1.0);
+    Terms { on_diagonal: total((diagonal - 1.0).square()), off_diagonal: total(different.square()) }
 }
 
 /// Returns the correlation of each feature of one view with each of the other over the batch.

@@ -60,6 +60,23 @@ pub fn invariance(views: Tensor<3>, global: usize) -> Tensor<1> {
     total((views - centre).square()) / (count * dim) as f64
 }
 
+/// What the loss of `LeJEPA` is made of, without its factors.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Mean squared distance of all views from the mean of the global ones.
+    pub invariance: Tensor<1>,
+    /// Distance from a Gaussian.
+    pub sigreg: Tensor<1>,
+}
+
+impl Terms {
+    /// Adds them up: `lambda` for the statistic, the rest for invariance.
+    #[must_use]
+    pub fn weigh(self, lambda: f64) -> Tensor<1> {
+        self.sigreg * lambda + self.invariance * (1.0 - lambda)
+    }
+}
+
 /// Returns the loss of a batch; its count is 1.
 ///
 /// # Shapes
@@ -78,9 +95,23 @@ pub fn lejepa(
     knots: usize,
     t_max: f64,
 ) -> Tensor<1> {
+    terms(views, global, directions, knots, t_max).weigh(lambda)
+}
+
+/// Returns the terms of a batch; their count is 1.
+///
+/// # Shapes
+/// As [`lejepa`].
+///
+/// # Panics
+/// As [`lejepa`].
+#[must_use]
+pub fn terms(views: Tensor<3>, global: usize, directions: Tensor<2>, knots: usize, t_max: f64) -> Terms {
     let [_, batch, _] = views.dims();
-    let distance = invariance(views.clone(), global) / batch as f64;
-    sigreg(views, directions, knots, t_max) * lambda + distance * (1.0 - lambda)
+    Terms {
+        invariance: invariance(views.clone(), global) / batch as f64,
+        sigreg: sigreg(views, directions, knots, t_max),
+    }
 }
 
 #[cfg(test)]

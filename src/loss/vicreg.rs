@@ -22,6 +22,25 @@ pub struct Weights {
     pub covariance: f64,
 }
 
+/// What the loss is made of, without its factors.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Mean squared difference of the views.
+    pub invariance: Tensor<1>,
+    /// Hinge on the standard deviation, the mean of both views.
+    pub variance: Tensor<1>,
+    /// Squared covariances, the sum of both views.
+    pub covariance: Tensor<1>,
+}
+
+impl Terms {
+    /// Adds them up to equation 6.
+    #[must_use]
+    pub fn weigh(self, weights: Weights) -> Tensor<1> {
+        self.invariance * weights.invariance + self.variance * weights.variance + self.covariance * weights.covariance
+    }
+}
+
 /// Returns the loss of a batch; its count is 1.
 ///
 /// # Shapes
@@ -32,11 +51,24 @@ pub struct Weights {
 /// If the shapes differ or there are fewer than two images.
 #[must_use]
 pub fn vicreg(first: Tensor<2>, second: Tensor<2>, weights: Weights) -> Tensor<1> {
+    terms(first, second).weigh(weights)
+}
+
+/// Returns the terms of a batch; their count is 1.
+///
+/// # Shapes
+/// As [`vicreg`].
+///
+/// # Panics
+/// As [`vicreg`].
+#[must_use]
+pub fn terms(first: Tensor<2>, second: Tensor<2>) -> Terms {
     let (first, second) = (first.unsqueeze_dim(1), second.unsqueeze_dim(1)); // [b, 1, d]
-    let invariance = invariance(first.clone(), second.clone());
-    let variance = (variance(first.clone()) + variance(second.clone())) * 0.5;
-    let covariance = covariance(first) + covariance(second);
-    invariance * weights.invariance + variance * weights.variance + covariance * weights.covariance
+    Terms {
+        invariance: invariance(first.clone(), second.clone()),
+        variance: (variance(first.clone()) + variance(second.clone())) * 0.5,
+        covariance: covariance(first) + covariance(second),
+    }
 }
 
 /// Returns the mean squared difference of two views.

@@ -26,6 +26,28 @@ pub struct Weights {
     pub center: f64,
 }
 
+/// What the loss is made of, without its factors.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Mean squared distance of all views from the mean of the global ones.
+    pub invariance: Tensor<1>,
+    /// See [`scale`].
+    pub scale: Tensor<1>,
+    /// See [`shape`].
+    pub shape: Tensor<1>,
+    /// See [`center`].
+    pub center: Tensor<1>,
+}
+
+impl Terms {
+    /// Adds them up: `lambda` for the three terms of the batch, the rest for invariance.
+    #[must_use]
+    pub fn weigh(self, lambda: f64, weights: Weights) -> Tensor<1> {
+        let batch = self.scale * weights.scale + self.shape * weights.shape + self.center * weights.center;
+        self.invariance * (1.0 - lambda) + batch * lambda
+    }
+}
+
 /// Returns the loss of a batch; its count is 1.
 ///
 /// # Shapes
@@ -44,12 +66,25 @@ pub fn visreg(
     weights: Weights,
     epsilon: f64,
 ) -> Tensor<1> {
+    terms(views, global, directions, epsilon).weigh(lambda, weights)
+}
+
+/// Returns the terms of a batch; their count is 1.
+///
+/// # Shapes
+/// As [`visreg`].
+///
+/// # Panics
+/// As [`visreg`].
+#[must_use]
+pub fn terms(views: Tensor<3>, global: usize, directions: Tensor<2>, epsilon: f64) -> Terms {
     let [_, batch, _] = views.dims();
-    let distance = invariance(views.clone(), global) / batch as f64;
-    let terms = scale(views.clone()) * weights.scale
-        + shape(views.clone(), directions, epsilon) * weights.shape
-        + center(views) * weights.center;
-    distance * (1.0 - lambda) + terms * lambda
+    Terms {
+        invariance: invariance(views.clone(), global) / batch as f64,
+        scale: scale(views.clone()),
+        shape: shape(views.clone(), directions, epsilon),
+        center: center(views),
+    }
 }
 
 /// Returns the squared distance of each feature's standard deviation over the batch (biased) from one, averaged.

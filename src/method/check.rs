@@ -168,15 +168,50 @@ fn ramp(at: &str, ramp: &RampConfig, found: &mut Numbers) {
     }
 }
 
-/// More than one row for each batch norm: a head normalises one view of a micro-batch at a time.
-pub(super) fn rows_to_normalize(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+/// Micro-batches of more than one image, for heads whose batch norms see one view at a time.
+pub(super) fn batch_norm(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
     if inputs.micro == 1 {
+        let message = format!(
+            "`batch.micro` is 1, but the batch norms of `method.{method}` take their statistics over at least 2 images"
+        );
         found.push(
-            Problem::at(
-                "batch.micro",
-                format!("`batch.micro` is 1, but `method.{method}` normalises each view over a micro-batch and needs at least 2"),
-            )
-            .hint("use at least 2; 32 and more work well"),
+            Problem::at("batch.micro", message).against("batch.global").hint("use at least 2; 32 and more work well"),
         );
     }
 }
+
+/// A width whose square is the size of a matrix in the loss.
+pub(super) fn squared_width(at: &str, width: usize, found: &mut Numbers) {
+    // A mistake beyond MAX_WIDTH is reported by `head`.
+    if (MAX_SQUARED + 1..=MAX_WIDTH).contains(&width) {
+        let key = format!("{at}.out");
+        let message =
+            format!("`{key}` is {width}, but must be at most {MAX_SQUARED}: the loss has `out` x `out` numbers");
+        found.push(Problem::at(key, message).hint("8192 is the paper's, 2048 is enough for small data"));
+    }
+}
+
+/// At least two views, global ones (as large as the first) before smaller ones.
+pub(super) fn global_views_first(method: &str, inputs: &Inputs<'_>, found: &mut Numbers) {
+    let views = inputs.num_views();
+    if views == 1 {
+        found.push(
+            Problem::at("views", format!("`method.{method}` compares views of an image, but `views` makes 1"))
+                .hint("2 global and 6 local views are the paper's: `count = 2`, and a second `[[views]]` table"),
+        );
+    }
+    for (index, pair) in inputs.views.windows(2).enumerate() {
+        let (before, size) = (pair[0].size, pair[1].size);
+        if size > before {
+            let key = format!("views.{}.size", index + 1);
+            let message = format!(
+                "`{key}` is {size}, larger than the {before} of the table before, but `method.{method}` takes the first \
+                 views for the global ones"
+            );
+            found.push(Problem::at(key, message).against("views").hint("write the tables of larger views first"));
+        }
+    }
+}
+
+/// 1 GiB for each such matrix.
+const MAX_SQUARED: usize = 16_384;

@@ -4,21 +4,27 @@
 //! turns outputs into a loss. It knows no ranks, no clock, no optimizer and no loop. The engine sees it as a [`Learner`], an object-safe
 //! face that also gives access to the parameters in flat order, so the engine is compiled once for all methods.
 
+pub mod barlow;
 pub mod byol;
 mod check;
 pub mod data2vec;
 pub mod dcl;
 pub mod ijepa;
+pub mod lejepa;
 pub mod mae;
 pub mod moco2;
 pub mod moco3;
+mod multicrop;
 pub mod nnclr;
 mod queue;
 pub mod simclr;
 pub mod simmim;
+pub mod simsiam;
 pub mod swav;
 #[cfg(test)]
 mod testing;
+pub mod vicreg;
+pub mod visreg;
 
 use std::ops::Range;
 
@@ -420,6 +426,16 @@ methods! {
     Swav => swav::SwAv,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
+    /// `SimSiam` (Chen & He, 2020, <https://arxiv.org/abs/2011.10566>).
+    Simsiam => simsiam::SimSiam,
+    /// Barlow Twins (Zbontar et al., 2021, <https://arxiv.org/abs/2103.03230>).
+    Barlow => barlow::BarlowTwins,
+    /// `VICReg` (Bardes et al., 2021, <https://arxiv.org/abs/2105.04906>).
+    Vicreg => vicreg::VicReg,
+    /// `LeJEPA` (Balestriero & `LeCun`, 2025, <https://arxiv.org/abs/2511.08544>).
+    Lejepa => lejepa::LeJepa,
+    /// `VISReg` (Wu et al., 2026, <https://arxiv.org/abs/2606.02572>).
+    Visreg => visreg::VisReg,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
     /// `SimMIM` (Xie et al., 2021, <https://arxiv.org/abs/2111.09886>).

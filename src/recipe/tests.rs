@@ -392,6 +392,46 @@ fn a_recipe_written_out_reads_back_the_same() {
 }
 
 #[test]
+fn methods_check_their_tables_against_views_and_batch() {
+    let local = "views.0.count=1";
+    let cases = [
+        ("byol", "batch.micro=1", "`batch.micro` is 1, but the batch norms of `method.byol`"),
+        ("byol", "method.byol.momentum={start=0.9, end=1.5}", "must be from 0 to 1"),
+        ("simsiam", "batch.micro=1", "`batch.micro` is 1, but the batch norms of `method.simsiam`"),
+        ("simsiam", "views.0.count=3", "`method.simsiam` compares 2 views of each image, but `views` makes 3"),
+        ("simsiam", "method.simsiam.predictor_hidden=0", "must be at least 1"),
+        ("barlow", "method.barlow.lambda=-1", "at least 0"),
+        ("barlow", "method.barlow.out=20000", "at most 16384: the loss has `out` x `out` numbers"),
+        ("vicreg", "method.vicreg.variance=-1", "at least 0"),
+        ("vicreg", "views.0.count=1", "`method.vicreg` compares 2 views"),
+        ("lejepa", "batch.micro=1", "`batch.micro` is 1, but the batch norms of `method.lejepa`"),
+        ("lejepa", local, "`method.lejepa` compares views of an image, but `views` makes 1"),
+        ("lejepa", "method.lejepa.lambda=1.5", "must be from 0 to 1"),
+        ("lejepa", "method.lejepa.knots=1", "must be from 2 to 1000"),
+        ("visreg", "method.visreg.slices=0", "must be at least 1"),
+        ("visreg", local, "`method.visreg` compares views"),
+    ];
+    for (method, change, expected) in cases {
+        let text = SIMCLR.replace("[method.simclr]\ntemperature = 0.5", &format!("[method.{method}]"));
+        read(&text, &[]).unwrap_or_else(|message| panic!("{message}"));
+        let message = report_of(&text, &[change]);
+        assert!(message.starts_with(&format!("error: override `{change}`: ")), "{message}");
+        assert!(message.contains(expected), "{change}: {message}");
+        // one image: nothing to compare with, no statistics
+        let message = report_of(&text, &["batch.global=1", "batch.micro=1"]);
+        assert!(message.contains("is 1, but "), "{message}");
+    }
+    let table = "crop = { scale = [0.2, 1.0] }\n\n[[views]]\nsize = 64\n";
+    let message = report_of(
+        &SIMCLR
+            .replace("[method.simclr]\ntemperature = 0.5", "[method.lejepa]")
+            .replace("crop = { scale = [0.2, 1.0] }\n", table),
+        &[],
+    );
+    assert!(message.contains("`views.1.size` is 64, larger than the 32 of the table before"), "{message}");
+}
+
+#[test]
 fn the_recipes_of_this_repository_are_good() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
     let files = walkdir::WalkDir::new(root).into_iter().map(Result::unwrap).map(walkdir::DirEntry::into_path);
