@@ -1,7 +1,7 @@
 //! BYOL: one network predicts what a slowly moving average of itself makes of another view.
 //!
-//! Grill et al., 2020, <https://arxiv.org/abs/2006.07733>, equations 1 and 2; official code `google-deepmind/deepmind-research`, folder `byol`. The loss
-//! is `|q - z|^2 = 2 - 2 cos` of both directions, added, averaged over the images. Each view passes through the networks alone; the
+//! Grill et al., 2020, <https://arxiv.org/abs/2006.07733>, equations 1 and 2; official code `google-deepmind/deepmind-research`, folder
+//! `byol`. The loss is `|q - z|^2 = 2 - 2 cos` of both directions, added, averaged over the images. Each view passes through the networks alone; the
 //! target normalises with batch statistics too, and follows when the optimizer has moved the online network.
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all replicas (the decay 0.9 of its running statistics is torch's

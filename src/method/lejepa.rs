@@ -1,8 +1,8 @@
 //! `LeJEPA`: all views of an image have the embedding of its global views, and embeddings are distributed as an isotropic Gaussian.
 //!
 //! Balestriero, `LeCun`, 2025, <https://arxiv.org/abs/2511.08544>; official code `rbalestr-lab/lejepa` (`MINIMAL.md`). The loss is
-//! `lambda SIGReg + (1 - lambda) mean((z_v - centre)^2)`: no teacher, no stopped gradient. Views of the first one's size are global; their mean is the
-//! centre. Where all views have one size, as in the official minimal example, the centre is the mean of all.
+//! `lambda SIGReg + (1 - lambda) mean((z_v - centre)^2)`: no teacher, no stopped gradient. Views of the first one's size are global; their
+//! mean is the centre. Where all views have one size, as in the official minimal example, the centre is the mean of all.
 //!
 //! `SIGReg` compares the embeddings of the whole global batch, one view at a time, with a Gaussian along random directions, which are new in each
 //! step and the same for all views and ranks.
