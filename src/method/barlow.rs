@@ -82,9 +82,10 @@ impl Method for BarlowTwins {
     /// The parts are the two sums before `lambda`.
     fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
+        let embeddings = first.clone();
         let terms = barlow_twins::terms(first, second);
         let parts = vec![("on_diagonal", terms.on_diagonal.clone()), ("off_diagonal", terms.off_diagonal.clone())];
-        Loss { parts, ..Loss::new(terms.weigh(self.lambda), 1.0) }
+        Loss { parts, ..Loss::new(terms.weigh(self.lambda), 1.0).with_embeddings(embeddings) }
     }
 
     fn backbone(&self) -> &Backbone {

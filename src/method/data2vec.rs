@@ -189,8 +189,8 @@ impl Method for Data2Vec {
         let dim = self.backbone.dim();
         let [num_images, values] = predictions.dims();
         let tokens = [num_images * (values / dim), dim];
-        let sum = smooth_l1(predictions.reshape(tokens), targets.reshape(tokens), self.config.beta);
-        Loss::new(sum, tokens[0] as f64)
+        let sum = smooth_l1(predictions.reshape(tokens), targets.clone().reshape(tokens), self.config.beta);
+        Loss::new(sum, tokens[0] as f64).with_embeddings(targets.reshape(tokens))
     }
 
     fn backbone(&self) -> &Backbone {

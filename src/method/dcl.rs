@@ -76,7 +76,11 @@ impl Method for Dcl {
     fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let anchors = 2 * first.dims()[0];
+        let embeddings = first.clone();
+        let uniform = (anchors as f64 - 2.0).ln(); // against the 2b - 2 of other images
         Loss::new(dcl(first, second, self.temperature, self.sigma), anchors as f64)
+            .with_uniform(uniform)
+            .with_embeddings(embeddings)
     }
 
     fn backbone(&self) -> &Backbone {

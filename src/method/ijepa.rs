@@ -180,8 +180,8 @@ impl Method for IJepa {
         let [targets]: [Tensor<2>; 1] = outputs.constants.try_into().expect("`encode` returns one constant");
         let ([num_images, values], dim) = (predictions.dims(), self.backbone.dim());
         let tokens = [num_images * (values / dim), dim];
-        let sum = smooth_l1(predictions.reshape(tokens), targets.reshape(tokens), BETA);
-        Loss::new(sum, tokens[0] as f64)
+        let sum = smooth_l1(predictions.reshape(tokens), targets.clone().reshape(tokens), BETA);
+        Loss::new(sum, tokens[0] as f64).with_embeddings(targets.reshape(tokens))
     }
 
     fn backbone(&self) -> &Backbone {

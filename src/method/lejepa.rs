@@ -92,12 +92,13 @@ impl Method for LeJepa {
     /// The parts are the terms before their factors.
     fn loss(&self, outputs: Outputs, progress: &Progress) -> Loss {
         let Config { lambda, slices, knots, t_max, out, .. } = self.config;
+        let embeddings = outputs.tensors[0].clone();
         let views = Tensor::stack(outputs.tensors, 0); // [v, b, out]
         let mut stream = Stream::new(progress.seed, Purpose::Directions, &[progress.step]);
         let directions = random_directions(&mut stream, out, slices, &views.device());
         let terms = sigreg::terms(views, self.global, directions, knots, t_max);
         let parts = vec![("invariance", terms.invariance.clone()), ("sigreg", terms.sigreg.clone())];
-        Loss { parts, ..Loss::new(terms.weigh(lambda), 1.0) }
+        Loss { parts, ..Loss::new(terms.weigh(lambda), 1.0).with_embeddings(embeddings) }
     }
 
     fn backbone(&self) -> &Backbone {

@@ -158,7 +158,9 @@ impl Method for MoCo2 {
         let [keys]: [Tensor<2>; 1] = outputs.constants.try_into().expect("`encode` returns one constant");
         let images = queries.dims()[0];
         let sum = moco(queries, keys.clone(), self.queue.rows(), self.temperature);
-        Loss { statistics: vec![keys.flatten(0, 1)], ..Loss::new(sum, images as f64) }
+        let candidates = 1 + self.queue.rows().dims()[0];
+        let loss = Loss::new(sum, images as f64).with_uniform((candidates as f64).ln()).with_embeddings(keys.clone());
+        Loss { statistics: vec![keys.flatten(0, 1)], ..loss }
     }
 
     fn backbone(&self) -> &Backbone {

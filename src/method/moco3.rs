@@ -135,7 +135,11 @@ impl Method for MoCo3 {
         let queries: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let keys: [Tensor<2>; 2] = outputs.constants.try_into().expect("`encode` returns two constants");
         let images = queries[0].dims()[0];
+        let embeddings = keys[0].clone();
+        let uniform = 4.0 * self.temperature * (images as f64).ln(); // two directions, times 2 T each
         Loss::new(moco_v3(queries, keys, self.temperature), images as f64)
+            .with_uniform(uniform)
+            .with_embeddings(embeddings)
     }
 
     fn backbone(&self) -> &Backbone {

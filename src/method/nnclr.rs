@@ -98,10 +98,13 @@ impl Method for Nnclr {
         let predictions: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
         let embeddings: [Tensor<2>; 2] = outputs.constants.try_into().expect("`encode` returns two constants");
         let anchors = 4 * predictions[0].dims()[0];
-        let newest = embeddings[0].clone().flatten(0, 1);
+        let shown = embeddings[0].clone();
+        let newest = shown.clone().flatten(0, 1);
         let neighbors = embeddings.map(|embedding| nearest_neighbors(embedding, self.queue.rows()));
         let sum = nnclr(neighbors, predictions, self.temperature);
-        Loss { statistics: vec![newest], ..Loss::new(sum, anchors as f64) }
+        let uniform = (anchors as f64 / 2.0 - 1.0).ln(); // against the 2b - 1 others
+        let loss = Loss::new(sum, anchors as f64).with_uniform(uniform).with_embeddings(shown);
+        Loss { statistics: vec![newest], ..loss }
     }
 
     fn backbone(&self) -> &Backbone {

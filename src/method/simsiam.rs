@@ -100,7 +100,9 @@ impl Method for SimSiam {
         let units = l2_normalize(Tensor::cat(targets.to_vec(), 0), 1e-8); // [2 * micro, out]
         let variance = (units.clone() - units.mean_dim(0)).square().mean_dim(0);
         let std = variance.sqrt().mean() * images; // the mean over micro-batches, once the engine has divided
-        Loss { parts: vec![("projection_std", std)], ..Loss::new(cosine::simsiam(predictions, targets), images) }
+        let embeddings = targets[0].clone();
+        let loss = Loss::new(cosine::simsiam(predictions, targets), images).with_embeddings(embeddings);
+        Loss { parts: vec![("projection_std", std)], ..loss }
     }
 
     fn backbone(&self) -> &Backbone {

@@ -152,8 +152,11 @@ impl Method for SwAv {
         let codes: Vec<Tensor<2>> = scores[..CODED].iter().enumerate().map(code).collect();
         let sum = swav::swav(&scores, &codes, temperature);
         let filling = progress.epoch() >= queue_start_epoch;
+        let shown = embeddings[0].clone();
         let newest = embeddings.into_iter().filter(|_| filling).map(|embeddings| embeddings.flatten(0, 1));
-        Loss { statistics: newest.collect(), ..Loss::new(sum, images as f64) }
+        let uniform = (scores[0].dims()[1] as f64).ln();
+        let loss = Loss::new(sum, images as f64).with_uniform(uniform).with_embeddings(shown);
+        Loss { statistics: newest.collect(), ..loss }
     }
 
     fn backbone(&self) -> &Backbone {

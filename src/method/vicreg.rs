@@ -89,13 +89,14 @@ impl Method for VicReg {
     /// The parts are the terms before their factors.
     fn loss(&self, outputs: Outputs, _progress: &Progress) -> Loss {
         let [first, second]: [Tensor<2>; 2] = outputs.tensors.try_into().expect("`encode` returns two tensors");
+        let embeddings = first.clone();
         let terms = vicreg::terms(first, second);
         let parts = vec![
             ("invariance", terms.invariance.clone()),
             ("variance", terms.variance.clone()),
             ("covariance", terms.covariance.clone()),
         ];
-        Loss { parts, ..Loss::new(terms.weigh(self.weights), 1.0) }
+        Loss { parts, ..Loss::new(terms.weigh(self.weights), 1.0).with_embeddings(embeddings) }
     }
 
     fn backbone(&self) -> &Backbone {

@@ -92,6 +92,7 @@ impl Method for VisReg {
     /// The parts are the terms before their factors.
     fn loss(&self, outputs: Outputs, progress: &Progress) -> Loss {
         let Config { lambda, scale, shape, center, slices, out, .. } = self.config;
+        let embeddings = outputs.tensors[0].clone();
         let views = Tensor::stack(outputs.tensors, 0); // [v, b, out]
         let mut stream = Stream::new(progress.seed, Purpose::Directions, &[progress.step]);
         let directions = random_directions(&mut stream, out, slices, &views.device());
@@ -102,7 +103,10 @@ impl Method for VisReg {
             ("shape", terms.shape.clone()),
             ("center", terms.center.clone()),
         ];
-        Loss { parts, ..Loss::new(terms.weigh(lambda, Weights { scale, shape, center }), 1.0) }
+        Loss {
+            parts,
+            ..Loss::new(terms.weigh(lambda, Weights { scale, shape, center }), 1.0).with_embeddings(embeddings)
+        }
     }
 
     fn backbone(&self) -> &Backbone {
