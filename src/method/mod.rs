@@ -5,9 +5,13 @@
 //! face that also gives access to the parameters in flat order, so the engine is compiled once for all methods.
 
 pub mod byol;
+mod center;
 mod check;
+pub mod dino;
 pub mod mae;
+mod multicrop;
 pub mod simclr;
+mod small_data;
 
 use std::ops::Range;
 
@@ -383,6 +387,8 @@ methods! {
     Simclr => simclr::SimClr,
     /// BYOL (Grill et al., 2020, <https://arxiv.org/abs/2006.07733>).
     Byol => byol::Byol,
+    /// DINO (Caron et al., 2021, <https://arxiv.org/abs/2104.14294>).
+    Dino => dino::Dino,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
