@@ -8,7 +8,9 @@ pub mod byol;
 mod center;
 mod check;
 pub mod dino;
+pub mod ibot;
 pub mod mae;
+mod masked_views;
 mod multicrop;
 pub mod simclr;
 mod small_data;
@@ -389,6 +391,8 @@ methods! {
     Byol => byol::Byol,
     /// DINO (Caron et al., 2021, <https://arxiv.org/abs/2104.14294>).
     Dino => dino::Dino,
+    /// iBOT (Zhou et al., 2021, <https://arxiv.org/abs/2111.07832>).
+    Ibot => ibot::Ibot,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
 }
