@@ -8,6 +8,7 @@ pub mod byol;
 mod center;
 mod check;
 pub mod dino;
+pub mod dinov2;
 pub mod ibot;
 pub mod mae;
 mod masked_views;
@@ -391,6 +392,8 @@ methods! {
     Byol => byol::Byol,
     /// DINO (Caron et al., 2021, <https://arxiv.org/abs/2104.14294>).
     Dino => dino::Dino,
+    /// `DINOv2` (Oquab et al., 2023, <https://arxiv.org/abs/2304.07193>).
+    Dinov2 => dinov2::DinoV2,
     /// iBOT (Zhou et al., 2021, <https://arxiv.org/abs/2111.07832>).
     Ibot => ibot::Ibot,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
