@@ -57,6 +57,50 @@ pub fn removed(kept: &[usize], num_patches: usize) -> Vec<bool> {
     removed
 }
 
+/// Draws rectangles of patches until `target` patches are hidden, or ten draws in a row do not fit; true is hidden.
+///
+/// Block-wise masking of `BEiT` (Bao et al., 2021, <https://arxiv.org/abs/2106.08254>, algorithm 1) as in the code of iBOT and `DINOv2`: a rectangle has
+/// an area between `least` and what is still missing, a ratio of height to width drawn log-uniformly from `aspect`, is smaller than
+/// the grid both ways, and may overlap others.
+///
+/// # Panics
+/// When the range of `aspect` is not positive.
+#[must_use]
+pub fn block_mask(
+    stream: &mut Stream,
+    [height, width]: [usize; 2],
+    target: usize,
+    least: usize,
+    aspect: [f64; 2],
+) -> Vec<bool> {
+    assert!(aspect[0] > 0.0 && aspect[0] <= aspect[1], "a range of ratios, got {aspect:?}");
+    let mut hidden = vec![false; height * width];
+    let mut count = 0;
+    while count < target {
+        let missing = target - count;
+        let block = (0..10).find_map(|_| {
+            let area = stream.uniform(least as f64, missing as f64);
+            let ratio = stream.uniform(aspect[0].ln(), aspect[1].ln()).exp();
+            let [rows, columns] = [area * ratio, area / ratio].map(|square| square.sqrt().round() as usize);
+            if rows >= height || columns >= width {
+                return None;
+            }
+            let top = stream.below((height - rows) as u64 + 1) as usize;
+            let left = stream.below((width - columns) as u64 + 1) as usize;
+            let places =
+                (top..top + rows).flat_map(|row| (left..left + columns).map(move |column| row * width + column));
+            let new: Vec<usize> = places.filter(|&patch| !hidden[patch]).collect();
+            (1..=missing).contains(&new.len()).then_some(new)
+        });
+        let Some(block) = block else { break };
+        count += block.len();
+        for patch in block {
+            hidden[patch] = true;
+        }
+    }
+    hidden
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +136,29 @@ mod tests {
         }
         // 4000 * 12 / 49 = 980, deviation 27
         assert!(counts.iter().all(|&c| (860..1100).contains(&c)), "{counts:?}");
+    }
+
+    #[test]
+    fn blocks_hide_at_most_the_target_and_nearly_reach_it() {
+        let (mut hidden_in_all, mut alone, targets) = (0, 0, 98 * 500);
+        for image in 0..500 {
+            let mut stream = Stream::new(1, Purpose::Mask, &[0, image, 0]);
+            let mask = block_mask(&mut stream, [14, 14], 98, 16, [0.3, 1.0 / 0.3]);
+            let hidden = mask.iter().filter(|&&hidden| hidden).count();
+            assert!(hidden <= 98);
+            hidden_in_all += hidden;
+            // patches come in blocks: almost none is hidden without a neighbour
+            let at = |row: i32, column: i32| {
+                (0..14).contains(&row) && (0..14).contains(&column) && mask[(row * 14 + column) as usize]
+            };
+            alone += (0..196)
+                .map(|patch| (patch / 14, patch % 14))
+                .filter(|&(r, c)| at(r, c) && !at(r - 1, c) && !at(r + 1, c) && !at(r, c - 1) && !at(r, c + 1))
+                .count();
+        }
+        assert!(hidden_in_all * 10 > targets * 8, "{hidden_in_all} of {targets}");
+        assert!(alone * 100 < hidden_in_all, "{alone} of {hidden_in_all}");
+        let none = block_mask(&mut Stream::new(1, Purpose::Mask, &[0]), [14, 14], 0, 16, [0.3, 3.0]);
+        assert!(none.iter().all(|hidden| !hidden));
     }
 }

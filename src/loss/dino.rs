@@ -72,6 +72,15 @@ pub fn dino_per_image(students: &[Tensor<2>], teachers: &[Tensor<2>], student_te
     sum.expect("there is a term") / terms as f64
 }
 
+/// Returns the entropy of each distribution, in nats: of the teacher's, what is left of the loss when the student agrees.
+///
+/// # Shapes
+/// `[n, k]`, rows that sum to one, to `[n]`.
+#[must_use]
+pub fn entropy(probs: Tensor<2>) -> Tensor<1> {
+    (probs.clone() * probs.clamp_min(f32::MIN_POSITIVE).log()).sum_dim(1).squeeze_dim::<1>(1).neg()
+}
+
 /// Returns the centre after a step: `momentum * center + (1 - momentum) * mean of the rows`. To be called after the centre was used, once
 /// a step, with all the teacher's outputs of the global batch.
 ///
@@ -149,6 +158,12 @@ mod tests {
         assert_eq!(got, [1.0, 3.0]);
         let empty = Tensor::<2>::zeros([0, 2], &burn::tensor::Device::flex());
         assert_eq!(numbers(update_center(Tensor::ones([1, 2], &empty.device()), empty, 0.75)), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn entropies_go_from_none_to_that_of_the_uniform_distribution() {
+        let got = numbers(entropy(tensor(&[1.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25], [2, 4])));
+        assert!(got[0].abs() < 1e-7 && (got[1] - 4f64.ln()).abs() < 1e-6, "{got:?}");
     }
 
     #[test]

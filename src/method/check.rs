@@ -1,7 +1,7 @@
 //! Checks that several methods share.
 
 use super::Inputs;
-use crate::model::{Backbone, BackboneConfig, ConfigError, Pool, Stem, Vit, VitConfig};
+use crate::model::{Backbone, BackboneConfig, ConfigError, DinoHeadArch, Pool, Stem, Vit, VitConfig};
 use crate::optim::{ParameterRule, RampConfig};
 use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
 
@@ -154,7 +154,6 @@ pub(super) fn momentum(at: &str, momentum: &RampConfig, found: &mut Numbers) {
 }
 
 /// Both ends of a temperature.
-#[expect(dead_code, reason = "for DINO")]
 pub(super) fn temperature(at: &str, temperature: &RampConfig, found: &mut Numbers) {
     found.positive(&format!("{at}.start"), temperature.start);
     found.positive(&format!("{at}.end"), temperature.end);
@@ -215,3 +214,29 @@ pub(super) fn global_views_first(method: &str, inputs: &Inputs<'_>, found: &mut 
 
 /// 1 GiB for each such matrix.
 const MAX_SQUARED: usize = 16_384;
+
+/// Most prototypes of a head; `DINOv3`'s largest has 262144.
+pub(super) const MAX_PROTOTYPES: usize = 1 << 20;
+
+/// Sizes of a DINO head in the table `at`.
+pub(super) fn dino_head(at: &str, arch: &DinoHeadArch, found: &mut Numbers) {
+    found.size(&format!("{at}.hidden"), arch.hidden, MAX_WIDTH);
+    found.size(&format!("{at}.layers"), arch.layers, MAX_DEPTH);
+    found.size(&format!("{at}.bottleneck"), arch.bottleneck, MAX_WIDTH);
+    let key = format!("{at}.prototypes");
+    if found.size(&key, arch.prototypes, MAX_PROTOTYPES) && arch.prototypes == 1 {
+        found.limit(&key, 1, "at least 2: with a single prototype there is nothing to tell apart");
+    }
+}
+
+/// How long a DINO head's last layer is frozen: in epochs or in steps.
+pub(super) fn freeze(at: &str, epochs: Option<f64>, steps: Option<u64>, found: &mut Numbers) {
+    epochs.map(|epochs| found.not_negative(&format!("{at}.freeze_epochs"), epochs));
+    if let (Some(_), Some(steps)) = (epochs, steps) {
+        let key = format!("{at}.freeze_steps");
+        found.push(
+            Problem::at(&key, format!("`{key}` is {steps}, but `freeze_epochs` says it too"))
+                .hint("remove one of them"),
+        );
+    }
+}

@@ -6,12 +6,17 @@
 
 pub mod barlow;
 pub mod byol;
+mod center;
 mod check;
 pub mod data2vec;
 pub mod dcl;
+pub mod dino;
+pub mod dinov2;
+pub mod ibot;
 pub mod ijepa;
 pub mod lejepa;
 pub mod mae;
+mod masked_views;
 pub mod moco2;
 pub mod moco3;
 mod multicrop;
@@ -20,6 +25,7 @@ mod queue;
 pub mod simclr;
 pub mod simmim;
 pub mod simsiam;
+mod small_data;
 pub mod swav;
 #[cfg(test)]
 mod testing;
@@ -436,6 +442,12 @@ methods! {
     Lejepa => lejepa::LeJepa,
     /// `VISReg` (Wu et al., 2026, <https://arxiv.org/abs/2606.02572>).
     Visreg => visreg::VisReg,
+    /// DINO (Caron et al., 2021, <https://arxiv.org/abs/2104.14294>).
+    Dino => dino::Dino,
+    /// `DINOv2` (Oquab et al., 2023, <https://arxiv.org/abs/2304.07193>).
+    Dinov2 => dinov2::DinoV2,
+    /// iBOT (Zhou et al., 2021, <https://arxiv.org/abs/2111.07832>).
+    Ibot => ibot::Ibot,
     /// Masked autoencoder (He et al., 2021, <https://arxiv.org/abs/2111.06377>).
     Mae => mae::Mae,
     /// `SimMIM` (Xie et al., 2021, <https://arxiv.org/abs/2111.09886>).

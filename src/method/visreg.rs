@@ -84,7 +84,7 @@ impl Method for VisReg {
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
-        let features = multicrop::features(&self.backbone, batch, pass);
+        let features = multicrop::pooled(&self.backbone, batch, 0..batch.views.len(), pass);
         let embeddings = self.projector.forward(features, pass); // [v * micro, out], one batch for the norms
         Outputs { tensors: embeddings.chunk(batch.views.len(), 0), constants: Vec::new() }
     }

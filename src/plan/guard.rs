@@ -1,12 +1,14 @@
 //! Guards: what is likely to disappoint, with the reason and what to do instead.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use super::Plan;
 use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
 const FEW_IMAGES: usize = 1_000_000;
+/// Below this many images a teacher with prototypes often ends up saying the same of every image (facebookresearch/dino, issues 43, 61 and 246).
+const VERY_FEW_IMAGES: usize = 50_000;
 /// Below this many steps an epoch, warm-up and cosine are coarse and epochs-based settings lose their meaning.
 const FEW_STEPS: u64 = 10;
 
@@ -46,8 +48,23 @@ fn few_images(plan: &Plan) -> Option<Warning> {
             "  python -c \"import timm; timm.create_model('vit_small_patch14_dinov2.lvd142m', pretrained=True, num_classes=0)\""
                 .to_owned(),
             "and train a linear or kNN classifier on its features; autodidact cannot load such a checkpoint yet".to_owned(),
+            "for an experiment, what fits so many images is a small network with a method of few settings:".to_owned(),
+            format!("  {}", small(plan)),
         ],
     })
+}
+
+/// The command that trains what fits few images on the same data.
+fn small(plan: &Plan) -> String {
+    let recipe = if plan.data.images < VERY_FEW_IMAGES { "simclr" } else { "dino" };
+    let mut command = format!("autodidact pretrain recipes/{recipe}.toml");
+    let data = &plan.recipe.data;
+    if let Some(path) = &data.path {
+        let path = format!("data.path={}", path.display());
+        let path = if path.contains(char::is_whitespace) { format!("\"{path}\"") } else { path };
+        let _ = write!(command, " data.source={} {path}", data.source);
+    }
+    command
 }
 
 fn few_steps(plan: &Plan) -> Option<Warning> {

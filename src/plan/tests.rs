@@ -216,6 +216,31 @@ fn guards_have_a_code_a_reason_and_advice() {
     let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
     assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
     assert!(warning.contains("\n    pip install timm\n"), "{warning}");
+    assert!(warning.ends_with("\n    autodidact pretrain recipes/simclr.toml"), "{warning}");
+    let many = plan(60_000, &["data.source=folder", "data.path=my images"]).unwrap().warnings[0].to_string();
+    let command = "    autodidact pretrain recipes/dino.toml data.source=folder \"data.path=my images\"";
+    assert!(many.ends_with(command), "{many}");
+}
+
+#[test]
+fn what_a_recipe_leaves_open_follows_from_the_data_and_is_told() {
+    let text = RECIPE.replace("simclr", "dino");
+    let recipe =
+        parse(Path::new("a.toml"), &text, &["method.dino.momentum={start=0.9, end=1}".to_owned()]).unwrap().recipe;
+    let first = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap();
+    let shown = first.to_string();
+    for expected in [
+        "by data size   `method.dino.prototypes`: 1024, 65536 as published (3000 images)\n",
+        "by data size   `method.dino.teacher_temperature`: 0.02, from 0.04 to 0.07 as published (3000 images)\n",
+        "by data size   `method.dino.freeze_steps`: 11 of 110 steps (3000 images)\n",
+    ] {
+        assert!(shown.contains(expected), "{expected}{shown}");
+    }
+    assert!(!shown.contains("`method.dino.momentum`"), "{shown}");
+    // the plan is a recipe that leaves nothing open, of the same digest
+    let again = parse(Path::new("plan.toml"), &first.to_toml().unwrap(), &[]).unwrap().recipe;
+    let again = Plan::new(again, facts(3000), &request(Ranks::Auto)).unwrap();
+    assert_eq!((again.digest(), again.notes.len(), first.notes.len()), (first.digest(), 0, 3));
 }
 
 #[test]

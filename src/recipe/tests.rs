@@ -293,13 +293,42 @@ fn every_limit_is_checked() {
         ("backbone.vit.class_token=false", "there is no class token"),
         ("optimizer.adamw.betas=[0.9, 1.0]", "`optimizer.adamw.betas.1` is 1, but must be"),
     ];
-    for (text, cases) in [(SIMCLR, &simclr[..]), (MAE, &mae[..])] {
+    let dinov2 = [
+        ("method.dinov2.prototypes=1", "at least 2"),
+        ("method.dinov2.prototypes=2000000", "at most 1048576"),
+        ("method.dinov2.shared_head=true", "`method.dinov2.patch_bottleneck` is 32, but `method.dinov2.shared_head`"),
+        ("method.dinov2.teacher_temperature={start=0, end=0.1}", "`method.dinov2.teacher_temperature.start` is 0"),
+        ("method.dinov2.momentum={start=0.9, end=1.1}", "`method.dinov2.momentum.end` is 1.1"),
+        ("method.dinov2.center_momentum=1", "less than 1"),
+        ("method.dinov2.freeze_steps=3", "`method.dinov2.freeze_steps` is 3, but `freeze_epochs` says it too"),
+        ("method.dinov2.mask_prob=2", "from 0 to 1"),
+        ("method.dinov2.mask_ratio=[0.5, 1.0]", "less than 1: a view needs patches that are seen"),
+        ("batch.micro=1", "KoLeo of `method.dinov2` needs another image in each micro-batch"),
+        ("views.0.count=1", "`views.1.size` is 16, but the first 2 views, which the teacher sees, need one size, 32"),
+        ("views.1.size=64", "larger than the 32 pixels of the first 2 views"),
+        ("backbone.vit.patch=16", "is 32, 2 x 2 patches, but `method.dinov2` hides blocks of at least 4 x 4"),
+        ("views=[{size=32}]", "`method.dinov2` compares at least 2 views of each image, but `views` makes 1"),
+    ];
+    let dinov2_text = MAE
+        .replace("[[views]]\nsize = 32", "[[views]]\ncount = 2\nsize = 32\n[[views]]\nsize = 16")
+        .replace("mae]\ndecoder_dim = 64\ndecoder_heads = 2", "dinov2]\nfreeze_epochs = 1\npatch_bottleneck = 32");
+    for (text, cases) in [(SIMCLR, &simclr[..]), (MAE, &mae[..]), (&dinov2_text, &dinov2[..])] {
         for (change, expected) in cases {
             let message = report_of(text, &[change]);
             assert!(message.starts_with(&format!("error: override `{change}`: ")), "{message}");
             assert!(message.contains(expected), "{change}: {message}");
         }
     }
+}
+
+#[test]
+fn methods_that_hide_patches_refuse_a_residual_network() {
+    for name in ["ibot", "dinov2"] {
+        let message = report_of(&SIMCLR.replace("simclr]\ntemperature = 0.5", &format!("{name}]")), &[]);
+        let expected = format!("`method.{name}` hides patches and needs `backbone.vit`, but the backbone is `resnet`");
+        assert!(message.contains(&expected), "{message}");
+    }
+    read(&SIMCLR.replace("simclr]\ntemperature = 0.5", "dino]"), &[]).unwrap();
 }
 
 #[test]
