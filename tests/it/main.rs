@@ -7,3 +7,4 @@ mod golden;
 mod mistakes;
 mod recipes;
 mod runs;
+mod toy_method;
