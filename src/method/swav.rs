@@ -152,7 +152,7 @@ impl Method for SwAv {
         let codes: Vec<Tensor<2>> = scores[..CODED].iter().enumerate().map(code).collect();
         let sum = swav::swav(&scores, &codes, temperature);
         let filling = progress.epoch() >= queue_start_epoch;
-        let shown = embeddings[0].clone();
+        let shown = scores[0].clone(); // one point in these is one point in the embeddings
         let newest = embeddings.into_iter().filter(|_| filling).map(|embeddings| embeddings.flatten(0, 1));
         let uniform = (scores[0].dims()[1] as f64).ln();
         let loss = Loss::new(sum, images as f64).with_uniform(uniform).with_embeddings(shown);
