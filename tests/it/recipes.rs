@@ -113,3 +113,28 @@ fn every_method_stays_finite_on_images_without_content() {
         );
     }
 }
+
+/// Trains a recipe of the sample set on little data and returns the alarms it raised.
+fn alarms(name: &str, options: &[&str]) -> Vec<String> {
+    let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(name)).unwrap();
+    let place = Place::new(&recipe);
+    let small = ["data.limit=512", "batch.global=32", "batch.micro=32", "eval.skip=true"];
+    let output = place.output("run", &[&small[..], options].concat());
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    let summary = fs::read_to_string(place.path("run/summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    let codes =
+        summary["warnings"].as_array().unwrap().iter().map(|warning| warning["code"].as_str().unwrap().to_owned());
+    codes.collect()
+}
+
+#[test]
+fn planted_failures_raise_alarms_within_200_steps_and_good_settings_none() {
+    let narrow = ["backbone.resnet.width=0.125", "views.0.size=16", "schedule.epochs=10"];
+    let with = |planted: &[&'static str]| [&narrow[..], planted].concat();
+    assert_eq!(alarms("simclr.toml", &narrow), [""; 0]);
+    assert_eq!(alarms("simclr.toml", &with(&["method.simclr.temperature=10"])), ["loss-plateau"]);
+    let no_momentum = ["method.moco2.momentum.start=0", "method.moco2.momentum.end=0", "method.moco2.queue=512"];
+    assert!(!alarms("moco2.toml", &with(&no_momentum)).is_empty(), "a key encoder without momentum");
+    assert_eq!(alarms("dino.toml", &["schedule.epochs=12", "method.dino.center_momentum=0.99999"]), ["collapse"]);
+}
