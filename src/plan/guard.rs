@@ -7,8 +7,6 @@ use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
 const FEW_IMAGES: usize = 1_000_000;
-/// Below this many images a teacher with prototypes often ends up saying the same of every image (facebookresearch/dino, issues 43, 61 and 246).
-const VERY_FEW_IMAGES: usize = 50_000;
 /// Below this many steps an epoch, warm-up and cosine are coarse and epochs-based settings lose their meaning.
 const FEW_STEPS: u64 = 10;
 
@@ -42,29 +40,32 @@ fn few_images(plan: &Plan) -> Option<Warning> {
             "{images} images, fewer than {FEW_IMAGES}: pretraining from scratch on so few rarely beats a foundation model's features"
         ),
         // No command of ours fine-tunes or continues a foundation checkpoint yet, so none is named here.
-        advice: vec![
+        advice: [
             "for a result rather than an experiment, start from a foundation checkpoint; in Python:".to_owned(),
             "  pip install timm".to_owned(),
             "  python -c \"import timm; timm.create_model('vit_small_patch14_dinov2.lvd142m', pretrained=True, num_classes=0)\""
                 .to_owned(),
             "and train a linear or kNN classifier on its features; autodidact cannot load such a checkpoint yet".to_owned(),
-            "for an experiment, what fits so many images is a small network with a method of few settings:".to_owned(),
-            format!("  {}", small(plan)),
-        ],
+        ]
+        .into_iter()
+        .chain(small(plan))
+        .collect(),
     })
 }
 
-/// The command that trains what fits few images on the same data.
-fn small(plan: &Plan) -> String {
-    let recipe = if plan.data.images < VERY_FEW_IMAGES { "simclr" } else { "dino" };
-    let mut command = format!("autodidact pretrain recipes/{recipe}.toml");
+/// The command that trains, on the same data, what is measured to gain on few images; nothing where that is what is being run.
+fn small(plan: &Plan) -> Vec<String> {
+    if plan.recipe.method.name() == "simclr" {
+        return Vec::new();
+    }
+    let mut command = "  autodidact pretrain recipes/simclr.toml".to_owned();
     let data = &plan.recipe.data;
     if let Some(path) = &data.path {
         let path = format!("data.path={}", path.display());
         let path = if path.contains(char::is_whitespace) { format!("\"{path}\"") } else { path };
         let _ = write!(command, " data.source={} {path}", data.source);
     }
-    command
+    vec!["for an experiment, a small network with a method of few settings gains soonest:".to_owned(), command]
 }
 
 fn few_steps(plan: &Plan) -> Option<Warning> {
