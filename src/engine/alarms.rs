@@ -12,7 +12,7 @@ const PATIENCE: u64 = 100;
 /// Spread of the normalised embeddings, 1 on the whole sphere, below which the mean cosine of two images is above 0.99.
 const COLLAPSED: f64 = 0.1;
 
-/// Watches the numbers of the steps. Each alarm is raised once.
+/// Watches the numbers of the steps. Each alarm is raised once in a process; a resumed run watches anew.
 #[derive(Debug)]
 pub(super) struct Alarms {
     warmup: u64,
@@ -30,8 +30,8 @@ impl Alarms {
     pub(super) fn observe(&mut self, numbers: &StepNumbers) -> Vec<Warning> {
         let early = numbers.step < self.warmup + PATIENCE;
         let mut found = Vec::new();
-        if let Some(uniform) = numbers.uniform_loss
-            && let Some(mean) = push(&mut self.losses, numbers.loss)
+        if let Some([loss, uniform]) = numbers.uniform_loss
+            && let Some(mean) = push(&mut self.losses, loss)
         {
             found.extend(plateau(mean, uniform));
         }
@@ -80,7 +80,7 @@ mod tests {
                 lr: 0.1,
                 grad_norm: 1.0,
                 parts: Vec::new(),
-                uniform_loss: Some(8.3178),
+                uniform_loss: Some([loss(step), 8.3178]),
                 embedding_spread: spread(step),
             };
             raised.extend(alarms.observe(&numbers).into_iter().map(|warning| (step, warning.code)));

@@ -41,8 +41,8 @@ pub(super) struct StepResult {
     pub(super) parts: Vec<(&'static str, f64)>,
     /// What the method's update needs, of the global batch.
     pub(super) statistics: Vec<Vec<f32>>,
-    /// What the mean loss is when the network tells nothing apart.
-    pub(super) uniform: Option<f64>,
+    /// A loss, whole or a part, and what it is when the network tells nothing apart.
+    pub(super) uniform: Option<[f64; 2]>,
     /// Spread of the embeddings, on the first rank.
     pub(super) spread: Option<f64>,
 }
@@ -78,7 +78,14 @@ pub(super) fn run(
     let per_micro: usize = places.iter().map(ExactSizeIterator::len).sum();
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
-    let parts = parts.into_iter().map(|(name, sum)| (name, sum / count)).collect();
+    let parts: Vec<(&'static str, f64)> = parts.into_iter().map(|(name, sum)| (name, sum / count)).collect();
+    let uniform = uniform.and_then(|(part, uniform)| {
+        let judged = match part {
+            Some(part) => parts.iter().find(|(name, _)| *name == part)?.1,
+            None => sum / count,
+        };
+        Some([judged, uniform])
+    });
     Ok(StepResult {
         loss: sum / count,
         gradient,
@@ -97,7 +104,7 @@ struct Terms {
     count: f64,
     parts: Vec<(&'static str, f64)>,
     statistics: Vec<Vec<f32>>,
-    uniform: Option<f64>,
+    uniform: Option<(Option<&'static str>, f64)>,
     spread: Option<f64>,
 }
 
@@ -126,7 +133,7 @@ impl RankStep<'_> {
             terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
             uniform = loss.uniform;
             if index == 0 {
-                spread = loss.embeddings.map(spread_of);
+                spread = loss.embeddings.and_then(spread_of);
             }
             names = loss.parts.iter().map(|(name, _)| *name).collect();
             lengths.clear();
@@ -185,7 +192,7 @@ impl RankStep<'_> {
             count: loss.count,
             parts: loss.parts.iter().map(|(name, part)| (*name, scalar(part))).collect(),
             uniform: loss.uniform,
-            spread: loss.embeddings.filter(|_| ranks.rank() == 0).map(spread_of),
+            spread: loss.embeddings.filter(|_| ranks.rank() == 0).and_then(spread_of),
             statistics: if ranks.leads() { loss.statistics.into_iter().map(to_host).collect() } else { Vec::new() },
         };
         let mut leaf_gradients = loss.sum.backward();
@@ -312,8 +319,11 @@ fn gather(
 
 /// Returns the spread of rows on the sphere: their standard deviation after scaling to length 1, times the root of the dimension; about 1
 /// when they fill it (`SimSiam`, Chen & He, 2020, <https://arxiv.org/abs/2011.10566>, figure 2).
-fn spread_of(embeddings: Tensor<2>) -> f64 {
-    let dim = embeddings.dims()[1];
+fn spread_of(embeddings: Tensor<2>) -> Option<f64> {
+    let [images, dim] = embeddings.dims();
+    if images < 2 {
+        return None; // one point is no collapse
+    }
     let values = to_host(embeddings);
     let rows: Vec<&[f32]> = values.chunks_exact(dim.max(1)).collect();
     let mut mean = vec![0.0f64; dim];
@@ -324,7 +334,7 @@ fn spread_of(embeddings: Tensor<2>) -> f64 {
         }
     }
     // rows have length 1, so the variances of all dimensions add up to 1 - |mean|^2
-    (1.0 - mean.iter().map(|m| m * m).sum::<f64>()).max(0.0).sqrt()
+    Some((1.0 - mean.iter().map(|m| m * m).sum::<f64>()).max(0.0).sqrt())
 }
 
 fn scalar(tensor: &Tensor<1>) -> f64 {

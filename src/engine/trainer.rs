@@ -60,8 +60,8 @@ pub struct StepNumbers {
     pub grad_norm: f64,
     /// Parts of the loss, where the method names them.
     pub parts: Vec<(&'static str, f64)>,
-    /// What the mean loss is when the network tells nothing apart, where the method knows it.
-    pub uniform_loss: Option<f64>,
+    /// The loss, or a part of it, and what that is when the network tells nothing apart; where the method knows it.
+    pub uniform_loss: Option<[f64; 2]>,
     /// Spread of the embeddings, 1 when they fill the sphere, 0 when they are all the same; where the method shows them.
     pub embedding_spread: Option<f64>,
 }

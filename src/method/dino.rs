@@ -147,6 +147,10 @@ impl Method for Dino {
         }
         check::freeze("method.dino", config.freeze_epochs, config.freeze_steps, found);
         multicrop::check("dino", inputs, found);
+        let sizes: Vec<u32> = inputs.view_sizes().collect();
+        if let Some(fewest) = sizes.chunk_by(|a, b| a == b).map(<[u32]>::len).min() {
+            check::lone_pixels("dino", inputs, inputs.micro * fewest, found);
+        }
     }
 
     fn resolve(config: &mut Config, facts: &RunFacts) -> Vec<String> {

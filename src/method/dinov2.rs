@@ -8,7 +8,8 @@
 //! micro-batch (official: over the global batch), so that no logits are gathered and any number of ranks gives the same bits; targets get
 //! softer with fewer images in a micro-batch. Each global view is masked with probability `mask_prob` and a uniform ratio, keyed by image, view
 //! and epoch (official: exactly that share of a GPU's views, ratios from equal parts of the range). Centres move to the mean of the
-//! global batch (official: of each GPU's means). Positions, class token and open values as in [`super::dino`].
+//! global batch (official: of each GPU's means). The frozen last layer has neither
+//! gradient nor moments until it thaws (official: a rate of 0). Positions, class token and open values as in [`super::dino`].
 
 mod config;
 
@@ -193,7 +194,7 @@ impl Method for DinoV2 {
         let [_, prototypes] = students[0].dims();
         let loss = Loss::new(class.clone() + patches.clone() + spread.clone(), num_images as f64)
             .with_embeddings(targets[0].clone())
-            .with_uniform((prototypes as f64).ln() * (1.0 + self.ibot_weight));
+            .with_uniform_part("dino", (prototypes as f64).ln());
         let parts = [("dino", &class), ("ibot", &patches), ("koleo", &spread)];
         Loss {
             parts: parts.map(|(name, part)| (name, part.clone().detach())).to_vec(),

@@ -269,7 +269,7 @@ impl Method for Ibot {
         let [_, prototypes] = students[0].dims();
         let loss = Loss::new(class + patches, num_images)
             .with_embeddings(targets[0].clone())
-            .with_uniform(2.0 * (prototypes as f64).ln());
+            .with_uniform_part("dino", (prototypes as f64).ln());
         Loss { parts, statistics, ..loss }
     }
 

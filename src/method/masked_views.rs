@@ -111,6 +111,12 @@ pub(super) fn check(method: &str, prob: f64, ratio: [f64; 2], inputs: &Inputs<'_
             );
         }
         BackboneConfig::Vit(vit) => {
+            if vit.fc_norm {
+                let message = format!(
+                    "`backbone.vit.fc_norm` is true, which leaves patches without the final norm that `method.{method}` trains"
+                );
+                found.push(Problem::at("backbone.vit.fc_norm", message).hint("remove it"));
+            }
             let Some(size) = inputs.views.first().map(|view| view.size as usize) else { return };
             let (patch, side) = (vit.patch.max(1), size / vit.patch.max(1));
             if side < LEAST_SIDE {

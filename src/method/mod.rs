@@ -207,8 +207,8 @@ pub struct Loss {
     pub statistics: Vec<Tensor<1>>,
     /// Embeddings `[images, dim]` whose spread shows a collapse.
     pub embeddings: Option<Tensor<2>>,
-    /// What the mean loss is when the network tells nothing apart.
-    pub uniform: Option<f64>,
+    /// What the mean loss, or the part of that name, is when the network tells nothing apart.
+    pub uniform: Option<(Option<&'static str>, f64)>,
 }
 
 impl Loss {
@@ -221,7 +221,13 @@ impl Loss {
     /// Says what the mean loss is when the network tells nothing apart, such as the logarithm of the number of candidates.
     #[must_use]
     pub fn with_uniform(self, uniform: f64) -> Self {
-        Self { uniform: Some(uniform), ..self }
+        Self { uniform: Some((None, uniform)), ..self }
+    }
+
+    /// The same of a part, where other parts hide it.
+    #[must_use]
+    pub fn with_uniform_part(self, part: &'static str, uniform: f64) -> Self {
+        Self { uniform: Some((Some(part), uniform)), ..self }
     }
 
     /// Shows embeddings, so that a collapse to a point is noticed.

@@ -17,12 +17,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::queue::{MAX_QUEUE, Queue};
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, Update, check};
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, Update, check, multicrop};
 use crate::loss::{l2_normalize, swav};
 use crate::model::layers::Linear;
 use crate::model::{Backbone, ConfigError, LastLayer, Pass, ProjectionHead, ProjectionHeadArch, Scope};
 use crate::optim::ParameterRule;
-use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers, Problem};
+use crate::problem::{MAX_DEPTH, MAX_WIDTH, Numbers};
 
 /// Views with codes, `crops_for_assign` of the official code.
 const CODED: usize = 2;
@@ -107,12 +107,7 @@ impl Method for SwAv {
         if config.queue > MAX_QUEUE {
             found.limit("method.swav.queue", config.queue, &format!("at most {MAX_QUEUE}"));
         }
-        let views = inputs.num_views();
-        if views < CODED {
-            let message =
-                format!("`method.swav` predicts the code of one view from another, but `views` makes {views}");
-            found.push(Problem::at("views", message).hint("write `count = 2`, and smaller views in a second table"));
-        }
+        multicrop::check("swav", inputs, found);
         check::other_images("swav", inputs, found);
         let sizes: Vec<u32> = inputs.view_sizes().collect();
         if let Some(fewest) = sizes.chunk_by(|a, b| a == b).map(<[u32]>::len).min() {
