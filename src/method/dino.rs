@@ -6,7 +6,7 @@
 //!
 //! Deviations: batch norm (in a residual network) takes its statistics over a micro-batch, not over all replicas. Positions of small views are
 //! resized with antialiasing, to the grid's size; the official code passes the factor `(n + 0.1) / m` without. The class token starts at 1e-6 times a
-//! normal, timm's, not 0.02. Values that a recipe leaves open follow from the number of images ([`super::small_data`]); from a million on they are
+//! normal, timm's, not 0.02. Values that a recipe leaves open follow from the number of images (`method::small_data`); from a million on they are
 //! those of the paper's best runs.
 
 use burn::module::Module;
