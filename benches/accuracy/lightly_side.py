@@ -219,8 +219,11 @@ class Dino(nn.Module):
         self.backbone, dim = resnet()
         head = dict(hidden_dim=config["hidden"], bottleneck_dim=config["bottleneck"], output_dim=config["prototypes"])
         self.head = heads.DINOProjectionHead(dim, **head)
-        self.teacher = copy.deepcopy(nn.ModuleList([self.backbone, self.head])).requires_grad_(False)
-        self.criterion = DINOLoss(config["prototypes"], student_temp=config["student_temperature"])
+        twin = heads.DINOProjectionHead(dim, **head)  # deepcopy does not take torch's weight norm
+        twin.load_state_dict(self.head.state_dict())
+        self.teacher = nn.ModuleList([copy.deepcopy(self.backbone), twin]).requires_grad_(False)
+        self.criterion = DINOLoss(
+            config["prototypes"], student_temp=config["student_temperature"], center_momentum=config["center_momentum"])
         self.globals = sum(size == max(sizes) for size in sizes)
 
     def encode(self, views):
@@ -233,6 +236,13 @@ class Dino(nn.Module):
     def loss(self, outputs, step):
         student, teacher = outputs[: len(views)], outputs[len(views) :]
         return self.criterion(list(teacher), list(student), teacher_temp=ramp(config["teacher_temperature"], step))
+
+    def before_update(self, step):
+        """The prototypes stay as they are at first: no gradient, so neither step nor decay."""
+        freeze = config.get("freeze_steps") or config.get("freeze_epochs", 0) * steps_per_epoch
+        if step < freeze:
+            for parameter in self.head.last_layer.parameters():
+                parameter.grad = None
 
     def after(self, step):
         momentum = ramp(config["momentum"], step)
@@ -259,6 +269,8 @@ def lr_at(step):
 net = {"simclr": SimClr, "byol": Byol, "barlow": Barlow, "mae": Mae, "dino": Dino}[method]()
 net.train()
 trained = [p for p in net.parameters() if p.requires_grad]
+if "weight_decay_end" in schedule or optim.get("decay_all"):
+    sys.exit("a weight decay that moves, or of every parameter, is not compared")
 groups = [
     {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.get("weight_decay", 0.0)},
     {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
@@ -284,6 +296,12 @@ while step < total:
         loss.backward()
         if limit_norm := schedule.get("clip_norm"):
             nn.utils.clip_grad_norm_(trained, limit_norm)
+        if limit_norm := schedule.get("clip_each_norm"):
+            for parameter in trained:
+                if parameter.grad is not None:
+                    nn.utils.clip_grad_norm_(parameter, limit_norm)
+        if hasattr(net, "before_update"):
+            net.before_update(step)
         optimizer.step()
         if hasattr(net, "after"):
             net.after(step)

@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 /// Shape and values of a tensor.
 pub(super) type Slice<'a> = (&'a [usize], &'a [f32]);
 /// Shape and values of each tensor of a file.
-pub(super) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Writes a new file and waits until it is on disk.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {

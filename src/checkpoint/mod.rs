@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use self::files::Tensors;
+pub use self::files::Tensors;
 use crate::files::{FileError, sync_folder, write_atomically};
 use crate::model::Kind;
 use crate::model::params::Layout;
@@ -308,9 +308,16 @@ fn load_network(path: &Path, file: &str, layout: &Layout) -> Result<(Vec<f32>, V
     }
 }
 
+/// Reads a file of fp32 tensors.
+///
+/// # Errors
+/// When it cannot be read, is no safetensors file, or holds tensors of another type.
+pub fn read_tensors(file: &Path) -> Result<Tensors, CheckpointError> {
+    files::decode(&read(file)?).map_err(|reason| CheckpointError::Damaged { path: file.to_owned(), reason })
+}
+
 fn tensors_of(path: &Path, file: &str) -> Result<Tensors, CheckpointError> {
-    let file = path.join(file);
-    files::decode(&read(&file)?).map_err(|reason| CheckpointError::Damaged { path: file, reason })
+    read_tensors(&path.join(file))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {

@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use super::{pretrain, print};
+use super::{pretrain, print, start};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::EvalCommand;
 use crate::data::{self, Split};
 use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
-use crate::model::Scope;
 use crate::plan::{Ranks, Request};
 use crate::recipe;
 use crate::report::Summary;
@@ -30,11 +29,15 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let request = Request { name, ranks: Ranks::Auto, cores: pretrain::cores(), device: chosen.description };
-    let plan = pretrain::resolve(&loaded, source.as_ref(), &request)?;
+    let start = start::open(&loaded).unwrap_or_else(|_| {
+        // what it learnt is in the checkpoint; only the comparison needs where it began
+        super::say("note: the weights this run started from (`init`) are gone; `untrained` is the network with random weights");
+        None
+    });
+    let plan = pretrain::resolve(&loaded, source.as_ref(), start, &request)?;
 
     let inputs = plan.recipe.inputs();
-    let scope = Scope::new(plan.recipe.seed, &chosen.device);
-    let learner = plan.recipe.method.build(&inputs, &scope).map_err(EngineError::from)?;
+    let learner = plan.recipe.method.build(&inputs, &plan.scope(&chosen.device)).map_err(EngineError::from)?;
     let (weights, buffers, manifest) =
         checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
     let set = EvalSet::choose(&plan.recipe, &source)?;
@@ -57,7 +60,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
 }
 
 /// Finds run folder and checkpoint from either.
-fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
+pub(super) fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     if target.join("manifest.json").exists() {
         let folder = target.canonicalize()?.parent().and_then(Path::parent).map(Path::to_owned);
         let folder = folder.filter(|folder| folder.join("plan.toml").exists()).ok_or_else(|| {

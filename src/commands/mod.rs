@@ -5,6 +5,7 @@ mod data;
 mod eval;
 mod pretrain;
 mod recipe;
+mod start;
 
 use std::io::Write;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use super::{print, say};
+use super::{print, say, start};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::{PretrainArgs, Resume};
@@ -14,7 +14,7 @@ use crate::data::{self, BadImages, Source, Split};
 use crate::engine::{self, EvalSet, Evaluation, Job, Trained, Weights};
 use crate::error::{Failure, Kind};
 use crate::files::{FileError, write_atomically};
-use crate::model::Scope;
+use crate::model::Start;
 use crate::optim::{Groups, ParameterRule};
 use crate::plan::{DataFacts, Plan, Request};
 use crate::recipe::{self, Loaded, Problem};
@@ -145,7 +145,12 @@ pub(super) fn cores() -> usize {
 }
 
 /// Resolves a recipe for a data set.
-pub(super) fn resolve(loaded: &Loaded, source: &dyn Source, request: &Request) -> Result<Plan, Failure> {
+pub(super) fn resolve(
+    loaded: &Loaded,
+    source: &dyn Source,
+    start: Option<Start>,
+    request: &Request,
+) -> Result<Plan, Failure> {
     let classes = source.classes().len();
     let facts = DataFacts {
         images: source.len(),
@@ -156,24 +161,26 @@ pub(super) fn resolve(loaded: &Loaded, source: &dyn Source, request: &Request) -
             None => "the sample images inside this program".to_owned(),
         },
     };
-    Ok(Plan::new(loaded.recipe.clone(), facts, request).map_err(|problems| loaded.error(problems))?)
+    Ok(Plan::new(loaded.recipe.clone(), facts, start, request).map_err(|problems| loaded.error(problems))?)
 }
 
 fn plan(args: &PretrainArgs, loaded: &Loaded, source: &dyn Source, device: String) -> Result<Plan, Failure> {
     let name = args.recipe.recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
     let request = Request { name: name.into_owned(), ranks: args.ranks, cores: cores(), device };
-    resolve(loaded, source, &request)
+    resolve(loaded, source, start::open(loaded)?, &request)
 }
 
 /// Builds the network once, so that what does not fit together is said before anything is written.
 fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
     let recipe = &plan.recipe;
     let inputs = recipe.inputs();
-    let scope = Scope::new(recipe.seed, &backend::host());
-    let learner = recipe.method.build(&inputs, &scope).map_err(|error| {
+    let learner = recipe.method.build(&inputs, &plan.scope(&backend::host())).map_err(|error| {
         let problem = Problem::at(error.key, error.problem).hint(error.hint);
         Failure::from(loaded.error(vec![problem]))
     })?;
+    if let Some(weights) = plan.start() {
+        start::check(weights, learner.layout(), loaded)?;
+    }
     let specs = engine::specs(learner.layout());
     let without_effect = |(index, rule): (usize, &ParameterRule)| {
         let error = rule.check(&specs).err()?;

@@ -12,7 +12,7 @@ use crate::eval::{
     health, rankme, top_k_accuracy,
 };
 use crate::model::params::Flat;
-use crate::model::{Pass, Scope};
+use crate::model::Pass;
 use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
@@ -162,7 +162,7 @@ pub fn evaluate(
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
     let build = || -> Result<Box<dyn FnMut(_) -> _>, EngineError> {
         let inputs = recipe.inputs();
-        let mut learner = recipe.method.build(&inputs, &Scope::new(recipe.seed, device))?;
+        let mut learner = recipe.method.build(&inputs, &plan.scope(device))?;
         if let Weights::Given(weights, buffers) = weights {
             learner.set(&Flat::upload(weights.to_vec(), buffers.to_vec(), device));
         }

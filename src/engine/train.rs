@@ -16,7 +16,6 @@ use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::Warning;
-use crate::model::Scope;
 use crate::ops;
 use crate::parallel::{Collective, ThreadRank, run_ranks};
 use crate::plan::Plan;
@@ -75,7 +74,7 @@ fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Option<Trained>, Engi
     let plan = job.plan;
     let recipe = &plan.recipe;
     let device = job.device.clone().autodiff();
-    let learner = recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &device))?;
+    let learner = recipe.method.build(&recipe.inputs(), &plan.scope(&device))?;
     let mine = plan.owned_by(ranks.rank());
     let mut trainer = Trainer::start(settings(plan), device, mine.clone(), learner, ranks, job.resume.as_deref())?;
     let first_step = trainer.steps_done();

@@ -5,8 +5,7 @@
 //! batch, however it is cut; the gradient is that of this loss (the official code's is smaller by the number of devices, which
 //! LARS hides for all but biases and norms).
 //!
-//! Deviations: batch norm inside the network takes its statistics over a micro-batch, not over all devices; the official ResNet starts each residual
-//! branch at zero (`zero_init_residual`), ours as torchvision's default.
+//! Deviations: batch norm inside the network takes its statistics over a micro-batch, not over all devices.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

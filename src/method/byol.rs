@@ -6,8 +6,7 @@
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all replicas (the decay 0.9 of its running statistics is torch's
 //! momentum 0.1); the target starts as the online network (the official code draws another, "did not notice a significant difference");
-//! linear layers are drawn as torch's default, not from a truncated normal; the official ResNet starts each residual branch at zero, ours as
-//! torchvision's default. The official code also trains a linear classifier on the side, from which no gradient comes.
+//! linear layers are drawn as torch's default, not from a truncated normal. The official code also trains a linear classifier on the side, from which no gradient comes.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

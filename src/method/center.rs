@@ -18,7 +18,7 @@ pub(super) struct Center {
 impl Center {
     /// Starts at zero.
     pub(super) fn new(prototypes: usize, momentum: f64, scope: &Scope) -> Self {
-        Self { mean: scope.buffer(vec![0.0; prototypes], [1, prototypes]), momentum }
+        Self { mean: scope.buffer("mean", vec![0.0; prototypes], [1, prototypes]), momentum }
     }
 
     /// Turns logits into distributions.

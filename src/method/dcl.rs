@@ -1,6 +1,6 @@
 //! DCL: SimCLR without the positive pair in the denominator of its loss, and DCLW, which weights pairs by how far apart they are.
 //!
-//! Yeh, Hong, Hsu, Liu, Chen, `LeCun`, 2021, <https://arxiv.org/abs/2110.06848>, equations 5 (DCL) and 6 (DCLW); official code
+//! Yeh, Hong, Hsu, Liu, Chen, `LeCun`, 2021, <https://arxiv.org/abs/2110.06848>, equations 5 (DCL) and 6 (DCLW); the losses are as in
 //! `raminnakhli/Decoupled-Contrastive-Learning`. Without the positive the gradient does not fade where a pair is easy, so small batches suffice. The
 //! network is SimCLR's.
 //!

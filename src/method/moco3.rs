@@ -8,7 +8,7 @@
 //! the step to come: the same networks meet. As there, averages are of weights alone and the momentum encoder normalises with batch statistics.
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all replicas; fixed positions are MAE's, whose rows and columns
-//! are the other way round; residual branches of a resnet do not start at zero (official: `zero_init_residual`).
+//! are the other way round.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

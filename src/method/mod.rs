@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
 use crate::model::params::{self, Flat, Layout};
-use crate::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start};
 use crate::optim::{ParameterRule, RampConfig, ema};
 use crate::problem::Numbers;
 
@@ -260,6 +260,8 @@ pub trait Learner: Send {
     fn at_start(&self, weights: &mut [f32]);
     /// Returns what stands for each image after the backbone, `[images, dim]`.
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2>;
+    /// Returns the weights of the encoder that is evaluated and exported (of the teacher where a method says so).
+    fn backbone(&self) -> Start;
     /// Returns the parameters' paths, shapes and places in the flat vectors.
     fn layout(&self) -> &Layout;
     /// Returns the trained parameters in flat order.
@@ -334,6 +336,16 @@ impl<M: Method> Learner for Holder<M> {
 
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2> {
         self.network().backbone().forward(images, pass).pooled
+    }
+
+    fn backbone(&self) -> Start {
+        let (weights, buffers) = (self.weights(), self.buffers());
+        let tensor = |entry: &params::Entry| {
+            let place = self.layout.entry(entry.id);
+            let values = if place.kind == Kind::Trained { &weights } else { &buffers };
+            (entry.path.clone(), (entry.shape.clone(), values[place.range()].to_vec()))
+        };
+        Start::new(Layout::of(self.network().backbone()).entries().iter().map(tensor).collect())
     }
 
     fn layout(&self) -> &Layout {

@@ -32,7 +32,7 @@ impl Queue {
     }
 
     fn holding(rows: Vec<f32>, shape: [usize; 2], scope: &Scope) -> Self {
-        Self { rows: scope.buffer(rows, shape), written: scope.buffer(vec![0.0], [1]) }
+        Self { rows: scope.buffer("rows", rows, shape), written: scope.buffer("written", vec![0.0], [1]) }
     }
 
     /// Returns the rows, `[size, dim]`, in no order that matters.

@@ -4,7 +4,7 @@
 //! through the network together, as in the official code, so batch norm sees them as one batch.
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all replicas; the loss is the mean over the `2 B` anchors (the
-//! official code adds the means of the two directions, twice as much); residual branches do not start at zero.
+//! official code adds the means of the two directions, twice as much).
 
 use burn::module::Module;
 use burn::tensor::Tensor;

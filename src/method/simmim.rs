@@ -6,7 +6,8 @@
 //! averaged over the masked pixels of the batch, where pixels are normalised by the mean and deviation of the data.
 //!
 //! Deviations: for vision transformers only, and with absolute positions (learned or as `backbone.vit.position` says), where the official ViT-B has one
-//! relative position bias for all blocks and no absolute positions. The token is drawn from a normal of deviation 0.02 that isn't cut at one
+//! relative position bias for all blocks and no absolute positions. Weights of the blocks' last layers start as the
+//! others (there divided by `sqrt(2 block)`). The token is drawn from a normal of deviation 0.02 that isn't cut at one
 //! deviation. Masks are keyed by image and epoch.
 
 use burn::module::{Module, Param};

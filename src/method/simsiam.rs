@@ -5,8 +5,7 @@
 //! `--fix-pred-lr`). Each view passes through the network alone.
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all devices; the released code also freezes a bias in front of
-//! the projector's last batch norm, which undoes it, so it isn't here; the released ResNet starts each residual branch at zero
-//! (`zero_init_residual`), ours as torchvision's default.
+//! the projector's last batch norm, which undoes it, so it isn't here.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

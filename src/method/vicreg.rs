@@ -3,8 +3,7 @@
 //! Bardes, Ponce, `LeCun`, 2021, <https://arxiv.org/abs/2105.04906>, Algorithm 1 and equations 1 to 6; official code `facebookresearch/vicreg`.
 //! Each view passes through the network alone. Variances and covariances are those of the whole global batch, however it is cut.
 //!
-//! Deviations: batch norm inside the network takes its statistics over a micro-batch, not over all devices; the official ResNet starts each residual
-//! branch at zero (`zero_init_residual`), ours as torchvision's default.
+//! Deviations: batch norm inside the network takes its statistics over a micro-batch, not over all devices.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

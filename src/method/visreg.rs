@@ -2,10 +2,11 @@
 //!
 //! Wu, Balestriero, Levine, 2026, <https://arxiv.org/abs/2606.02572>, Algorithm 1, as [`crate::loss::visreg`] defines it:
 //! `(1 - lambda) invariance + lambda (scale + shape + centre)`, where shape is a sliced Wasserstein distance from a Gaussian. Views of the
-//! first one's size are global; their mean is the centre of invariance. The projector is the one of stable-pretraining's version.
+//! first one's size are global; their mean is the centre of invariance. The projector has three layers, as the paper's.
 //!
 //! Deviations: the statistics are those of the whole global batch, along the same directions on every rank (the paper: of each device's
-//! batch, along its own directions, so that devices multiply the directions); batch norm takes its statistics over a micro-batch.
+//! batch, along its own directions, so that devices multiply the directions); batch norm takes its statistics over a micro-batch; the projector has
+//! ReLU (the paper: GELU) and sees what the backbone pools (there the class tokens of the last two blocks).
 
 use burn::module::Module;
 use burn::tensor::Tensor;

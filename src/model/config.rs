@@ -55,6 +55,10 @@ pub struct ResNetConfig {
     /// First layers.
     #[serde(default)]
     pub stem: Stem,
+    /// The last norm of each block starts with a scale of zero, so that every block is the identity at first (Goyal et al., 2017,
+    /// <https://arxiv.org/abs/1706.02677>, section 5.1; torchvision's option of that name).
+    #[serde(default)]
+    pub zero_init_residual: bool,
 }
 
 /// First layers of a residual network.

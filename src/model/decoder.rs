@@ -126,7 +126,7 @@ impl Decoder {
         Ok(Self {
             decoder_embed: init.linear(arch.encoder_dim, dim, true, &scope.enter("decoder_embed")),
             mask_token: scope.param("mask_token", [1, 1, dim], Init::Normal(0.02)),
-            decoder_pos_embed: scope.buffer(table, [1, prefix + rows * columns, dim]),
+            decoder_pos_embed: scope.buffer("decoder_pos_embed", table, [1, prefix + rows * columns, dim]),
             decoder_blocks: (0..arch.depth)
                 .map(|index| Block::new(&block, index, 0.0, &scope.enter("decoder_blocks").enter(index)))
                 .collect(),

@@ -228,11 +228,17 @@ impl BatchNorm {
     /// Builds a layer with torch's `eps` of 1e-5.
     #[must_use]
     pub fn new(channels: usize, affine: Affine, scope: &Scope) -> Self {
+        Self::with_scale(channels, affine, Init::Ones, scope)
+    }
+
+    /// The same, its scale starting as `scale` says.
+    #[must_use]
+    pub fn with_scale(channels: usize, affine: Affine, scale: Init, scope: &Scope) -> Self {
         Self {
-            weight: (affine != Affine::None).then(|| scope.param("weight", [channels], Init::Ones)),
+            weight: (affine != Affine::None).then(|| scope.param("weight", [channels], scale)),
             bias: (affine == Affine::Full).then(|| scope.param("bias", [channels], Init::Zeros)),
-            running_mean: scope.buffer(vec![0.0; channels], [channels]),
-            running_var: scope.buffer(vec![1.0; channels], [channels]),
+            running_mean: scope.buffer("running_mean", vec![0.0; channels], [channels]),
+            running_var: scope.buffer("running_var", vec![1.0; channels], [channels]),
             eps: 1e-5,
         }
     }

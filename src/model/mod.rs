@@ -16,6 +16,7 @@ mod resnet;
 mod rope;
 mod scope;
 mod segment;
+mod start;
 mod vit;
 mod vit_arch;
 
@@ -36,5 +37,6 @@ pub use resnet::{ResNet, ResNetArch, ResidualBlock, ResidualKind};
 pub use rope::Rotary;
 pub use scope::{Init, Kind, Scope};
 pub use segment::{Boundary, Features, Segmented};
+pub use start::Start;
 pub use vit::{PatchEmbed, Vit, gather_tokens};
 pub use vit_arch::VitArch;

@@ -31,6 +31,8 @@ pub struct ResNetArch {
     pub channels: usize,
     /// Outputs of the classifier `fc`; 0: no classifier.
     pub num_classes: usize,
+    /// The last norm of each block starts with a scale of zero.
+    pub zero_init_residual: bool,
 }
 
 /// Kind of a residual block.
@@ -90,6 +92,7 @@ impl ResNetArch {
             stem: config.stem,
             channels: 3,
             num_classes: 0,
+            zero_init_residual: config.zero_init_residual,
         })
     }
 
@@ -120,9 +123,12 @@ pub struct ResidualBlock {
 }
 
 impl ResidualBlock {
-    fn new(kind: ResidualKind, inputs: usize, planes: usize, stride: usize, scope: &Scope) -> Self {
+    fn new(arch: &ResNetArch, inputs: usize, planes: usize, stride: usize, scope: &Scope) -> Self {
+        let kind = arch.block;
         let outputs = planes * kind.expansion();
         let norm = |name, channels| BatchNorm::new(channels, Affine::Full, &scope.enter(name));
+        let last_scale = if arch.zero_init_residual { Init::Zeros } else { Init::Ones };
+        let last = |name, channels| BatchNorm::with_scale(channels, Affine::Full, last_scale, &scope.enter(name));
         let conv = |name, inputs, outputs, kernel, stride| conv(inputs, outputs, kernel, stride, &scope.enter(name));
         let downsample = (stride != 1 || inputs != outputs)
             .then(|| (conv("downsample.0", inputs, outputs, 1, stride), norm("downsample.1", outputs)));
@@ -131,7 +137,7 @@ impl ResidualBlock {
                 conv1: conv("conv1", inputs, planes, 3, stride),
                 bn1: norm("bn1", planes),
                 conv2: conv("conv2", planes, planes, 3, 1),
-                bn2: norm("bn2", planes),
+                bn2: last("bn2", planes),
                 conv3: None,
                 bn3: None,
                 downsample,
@@ -142,7 +148,7 @@ impl ResidualBlock {
                 conv2: conv("conv2", planes, planes, 3, stride),
                 bn2: norm("bn2", planes),
                 conv3: Some(conv("conv3", planes, outputs, 1, 1)),
-                bn3: Some(norm("bn3", outputs)),
+                bn3: Some(last("bn3", outputs)),
                 downsample,
             },
         }
@@ -206,7 +212,7 @@ impl ResNet {
                 .map(|block| {
                     let (inputs, stride) =
                         if block == 0 { (inputs, if index == 0 { 1 } else { 2 }) } else { (outputs, 1) };
-                    ResidualBlock::new(arch.block, inputs, arch.planes[index], stride, &scope.enter(&name).enter(block))
+                    ResidualBlock::new(arch, inputs, arch.planes[index], stride, &scope.enter(&name).enter(block))
                 })
                 .collect()
         };
@@ -308,13 +314,17 @@ impl Segmented for ResNet {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{Device, Distribution};
+
     use super::*;
+
+    fn config(depth: usize, width: f64) -> ResNetConfig {
+        ResNetConfig { depth, width, stem: Stem::Imagenet, zero_init_residual: false }
+    }
 
     #[test]
     fn depth_and_width_are_checked() {
-        let fail = |depth, width| {
-            ResNetArch::from_config(&ResNetConfig { depth, width, stem: Stem::Cifar }).unwrap_err().to_string()
-        };
+        let fail = |depth, width| ResNetArch::from_config(&config(depth, width)).unwrap_err().to_string();
         assert_eq!(
             fail(20, 1.0),
             "`backbone.resnet.depth`: no residual network of depth 20\nhint: set it to 18, 34, 50, 101 or 152"
@@ -324,17 +334,31 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_the_identity_at_first_if_asked() {
+        for depth in [18, 50] {
+            let config = ResNetConfig { zero_init_residual: true, ..config(depth, 0.0625) };
+            let net = ResNet::new(&ResNetArch::from_config(&config).unwrap(), &Scope::new(0, &Device::flex()));
+            let block = &net.layer1[1];
+            let norm = block.bn3.as_ref().unwrap_or(&block.bn2);
+            let scale: Vec<f32> = norm.weight.as_ref().unwrap().val().into_data().try_to_vec().unwrap();
+            assert_eq!(scale, vec![0.0; scale.len()]);
+            let channels = net.arch().planes[0] * net.arch().block.expansion();
+            let x = Tensor::<4>::random([2, 4, 4, channels], Distribution::Uniform(0.0, 1.0), &Device::flex());
+            let y = block.forward_nhwc(x.clone(), &mut Pass::eval());
+            assert_eq!(x.into_data(), y.into_data());
+        }
+    }
+
+    #[test]
     fn sizes_are_those_of_the_paper() {
-        let arch =
-            |depth, width| ResNetArch::from_config(&ResNetConfig { depth, width, stem: Stem::Imagenet }).unwrap();
+        let arch = |depth, width| ResNetArch::from_config(&config(depth, width)).unwrap();
         assert_eq!((arch(18, 1.0).dim(), arch(34, 0.25).dim(), arch(50, 1.0).dim()), (512, 128, 2048));
         assert_eq!(arch(50, 2.0).planes, [128, 256, 512, 1024]);
     }
 
     #[test]
     fn the_deep_one_has_the_published_number_of_parameters() {
-        let config = ResNetConfig { depth: 101, width: 1.0, stem: Stem::Imagenet };
-        let arch = ResNetArch { num_classes: 1000, ..ResNetArch::from_config(&config).unwrap() };
+        let arch = ResNetArch { num_classes: 1000, ..ResNetArch::from_config(&config(101, 1.0)).unwrap() };
         let net = ResNet::new(&arch, &Scope::new(0, &burn::tensor::Device::flex()));
         assert_eq!(crate::model::params::Layout::of(&net).num_weights(), 44_549_160);
     }

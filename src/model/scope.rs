@@ -1,8 +1,11 @@
 //! Where parameters come from while a network is built.
 
+use std::sync::Arc;
+
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::start::Start;
 use crate::rng::{Purpose, Stream};
 
 /// How a parameter is drawn when it is not loaded.
@@ -61,13 +64,14 @@ pub struct Scope {
     device: Device,
     path: String,
     kind: Kind,
+    start: Option<Arc<Start>>,
 }
 
 impl Scope {
     /// Opens the root scope. Give a device with autodiff to train, a plain one to evaluate.
     #[must_use]
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { seed, device: device.clone(), path: String::new(), kind: Kind::Trained }
+        Self { seed, device: device.clone(), path: String::new(), kind: Kind::Trained, start: None }
     }
 
     /// Enters a part; use the name of the module's field, so that the path equals the module path.
@@ -75,6 +79,12 @@ impl Scope {
     pub fn enter(&self, name: impl std::fmt::Display) -> Self {
         let path = if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
         Self { path, ..self.clone() }
+    }
+
+    /// Gives what is built here the weights that are in `start`, instead of drawing them.
+    #[must_use]
+    pub fn starting_from(&self, start: Option<Arc<Start>>) -> Self {
+        Self { start, ..self.clone() }
     }
 
     /// Makes a twin of what is built here: the same values, but saved and not trained (a teacher).
@@ -98,15 +108,23 @@ impl Scope {
         Param::initialized(self.kind.new_id(), tensor)
     }
 
-    /// Makes a saved tensor that is not trained (running statistics, fixed embeddings).
+    /// Makes a saved tensor named `name` here that is not trained (running statistics, fixed embeddings).
     #[must_use]
-    pub fn buffer<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
+    pub fn buffer<const D: usize>(&self, name: &str, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
+        let values = self.given(&self.enter(name).path, &shape).unwrap_or(values);
         let tensor = Tensor::from_data(TensorData::new(values, shape), &self.device);
         Param::initialized(Kind::Buffer.new_id(), tensor.set_require_grad(false))
     }
 
+    fn given(&self, path: &str, shape: &[usize]) -> Option<Vec<f32>> {
+        self.start.as_ref()?.get(path, shape).map(<[f32]>::to_vec)
+    }
+
     fn tensor<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Tensor<D> {
         let path = self.enter(name).path;
+        if let Some(values) = self.given(&path, &shape) {
+            return Tensor::from_data(TensorData::new(values, shape), &self.device);
+        }
         let mut stream = Stream::with_path(self.seed, Purpose::Weights, &path, &[]);
         let mut draw: Box<dyn FnMut() -> f64> = match init {
             Init::Zeros => Box::new(|| 0.0),
@@ -159,7 +177,7 @@ mod tests {
             let scope = Scope::new(1, &device);
             for _ in 0..8 {
                 let trained = scope.param("weight", [2], Init::Ones);
-                let buffer = scope.buffer(vec![0.0; 2], [2]);
+                let buffer = scope.buffer("b", vec![0.0; 2], [2]);
                 assert_eq!(trained.val().is_require_grad(), device.is_autodiff());
                 assert!(!buffer.val().is_require_grad());
                 assert_eq!((Kind::of(trained.id), Kind::of(buffer.id)), (Kind::Trained, Kind::Buffer));

@@ -115,7 +115,7 @@ impl Vit {
                 PositionEmbedding::Sincos => {
                     let mut table = vec![0.0; prefix * dim];
                     table.extend(sincos_table(arch.grid(), dim));
-                    Some(scope.buffer(table, positions))
+                    Some(scope.buffer("pos_embed", table, positions))
                 }
                 PositionEmbedding::Rope => None,
             },

@@ -12,6 +12,7 @@ use crate::recipe::Recipe;
 /// Keys, and tables of keys, that change what is written or how fast, never the result.
 const NO_INFLUENCE: &[&str] = &[
     "name",
+    "init",
     "log",
     "checkpoint",
     "eval",
@@ -25,6 +26,8 @@ const NO_INFLUENCE: &[&str] = &[
 
 /// Prefix of the line of `plan.toml` that records what the images are.
 pub(super) const DATA: &str = "# data = ";
+/// The same of the weights it starts from.
+pub(super) const START: &str = "# init = ";
 
 /// A key whose value is not what it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,10 +100,10 @@ impl Plan {
             Err(error) => return Err(FolderError::Unreadable { path, reason: error.to_string() }),
         };
         let unreadable = |reason: String| FolderError::Unreadable { path: path.clone(), reason };
-        let old = influences(&text, recorded_data(&text)).map_err(|error| unreadable(error.message().to_owned()))?;
+        let old = influences(&text, recorded(&text, DATA), recorded(&text, START)).map_err(|error| unreadable(error.message().to_owned()))?;
         let new = self.recipe.to_toml().map_err(|error| unreadable(error.to_string()))?;
         let new =
-            influences(&new, Some(self.data.identity())).map_err(|error| unreadable(error.message().to_owned()))?;
+            influences(&new, Some(self.data.identity()), self.start.as_ref().map(|start| start.digest())).map_err(|error| unreadable(error.message().to_owned()))?;
         let differences = differences(&old, &new);
         if differences.is_empty() {
             return Ok(true);
@@ -117,10 +120,10 @@ impl DataFacts {
 }
 
 /// Hashes what influences the result of a resolved recipe on these images.
-pub(super) fn of(recipe: &Recipe, data: &DataFacts) -> Result<String, toml::ser::Error> {
+pub(super) fn of(recipe: &Recipe, data: &DataFacts, start: Option<String>) -> Result<String, toml::ser::Error> {
     // Through text, so that a plan and the same plan read back agree on every digit.
     let text = recipe.to_toml()?;
-    let values = influences(&text, Some(data.identity())).unwrap_or_default();
+    let values = influences(&text, Some(data.identity()), start).unwrap_or_default();
     let mut hash = blake3::Hasher::new();
     hash.update(b"autodidact plan v1\0");
     for (key, value) in values {
@@ -132,12 +135,17 @@ pub(super) fn of(recipe: &Recipe, data: &DataFacts) -> Result<String, toml::ser:
     Ok(hash.finalize().to_hex().to_string())
 }
 
-fn influences(text: &str, data: Option<String>) -> Result<BTreeMap<String, String>, toml::de::Error> {
+fn influences(
+    text: &str,
+    data: Option<String>,
+    start: Option<String>,
+) -> Result<BTreeMap<String, String>, toml::de::Error> {
     let table: toml::Table = toml::from_str(text)?;
     let mut values = BTreeMap::new();
     flatten(&toml::Value::Table(table), "", &mut values);
     values.retain(|key, _| !NO_INFLUENCE.iter().any(|none| is_within(key, none)));
     values.extend(data.map(|data| ("images of `data`".to_owned(), data)));
+    values.extend(start.map(|start| ("weights of `init`".to_owned(), start)));
     Ok(values)
 }
 
@@ -169,8 +177,8 @@ fn differences(old: &BTreeMap<String, String>, new: &BTreeMap<String, String>) -
         .collect()
 }
 
-fn recorded_data(plan: &str) -> Option<String> {
-    plan.lines().find_map(|line| Some(line.strip_prefix(DATA)?.trim().to_owned()))
+fn recorded(plan: &str, prefix: &str) -> Option<String> {
+    plan.lines().find_map(|line| Some(line.strip_prefix(prefix)?.trim().to_owned()))
 }
 
 fn list(differences: &[Difference]) -> String {

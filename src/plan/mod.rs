@@ -10,8 +10,12 @@ pub use guard::Warning;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use burn::tensor::Device;
 
 use crate::method::RunFacts;
+use crate::model::{Scope, Start};
 use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::recipe::{Problem, Recipe, plural};
 
@@ -54,6 +58,7 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// What the user should know before it starts.
     pub warnings: Vec<Warning>,
+    start: Option<Arc<Start>>,
     digest: String,
 }
 
@@ -115,12 +120,17 @@ impl fmt::Display for Ranks {
 }
 
 impl Plan {
-    /// Resolves a recipe.
+    /// Resolves a recipe. `start` are the weights that its `init` names.
     ///
     /// # Errors
     /// With everything that does not fit: the recipe's own problems ([`Recipe::check`]), or batch, duration and ranks that
     /// do not fit the data.
-    pub fn new(mut recipe: Recipe, mut data: DataFacts, request: &Request) -> Result<Self, Vec<Problem>> {
+    pub fn new(
+        mut recipe: Recipe,
+        mut data: DataFacts,
+        start: Option<Start>,
+        request: &Request,
+    ) -> Result<Self, Vec<Problem>> {
         let problems = recipe.check();
         if !problems.is_empty() {
             return Err(problems);
@@ -159,16 +169,16 @@ impl Plan {
             LrScaling::Sqrt => format!("{} x sqrt({global}), square-root scaling", schedule.lr),
         };
         let (lr, min_lr, warmup_lr) = (schedule.lr * factor, schedule.min_lr * factor, schedule.warmup_lr * factor);
-        let start = recipe.optimizer.weight_decay();
+        let decay = recipe.optimizer.weight_decay();
         let weight_decay = match schedule.weight_decay_end {
-            Some(end) => RampConfig { end, shape: RampShape::Cosine, ..RampConfig::constant(start) },
-            None => RampConfig::constant(start),
+            Some(end) => RampConfig { end, shape: RampShape::Cosine, ..RampConfig::constant(decay) },
+            None => RampConfig::constant(decay),
         };
         let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch };
         let notes = recipe.method.resolve(&facts);
-        let digest = digest::of(&recipe, &data).map_err(|error| vec![Problem::at("", error.to_string())])?;
+        let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest)).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
             name,
             steps_per_epoch,
@@ -186,6 +196,7 @@ impl Plan {
             parameters: None,
             notes,
             warnings: Vec::new(),
+            start: start.map(Arc::new),
             digest,
             recipe,
             data,
@@ -198,6 +209,16 @@ impl Plan {
     /// ranks, threads, checkpoints, evaluation and progress lines.
     pub fn digest(&self) -> &str {
         &self.digest
+    }
+
+    /// Opens the scope that the network is built in: its seed, and the weights it starts from.
+    pub fn scope(&self, device: &Device) -> Scope {
+        Scope::new(self.recipe.seed, device).starting_from(self.start.clone())
+    }
+
+    /// Returns the weights that the backbone starts from, unless they are drawn.
+    pub fn start(&self) -> Option<&Start> {
+        self.start.as_deref()
     }
 
     /// Returns the learning rate of each step.

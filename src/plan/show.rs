@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Plan;
-use super::digest::{DATA, flatten};
+use super::digest::{DATA, START, flatten};
 use crate::optim::{Clip, Each, LrDecay, Ramp};
 use crate::recipe::plural;
 
@@ -22,6 +22,7 @@ impl Plan {
             ("images", format!("{} ({}{classes})", self.data.images, self.data.description)),
             ("views", views.collect::<Vec<_>>().join(", ")),
             ("backbone", variant(&recipe.backbone)),
+            ("init", self.init()),
             ("method", variant(&recipe.method)),
             (
                 "parameters",
@@ -67,14 +68,23 @@ impl Plan {
             rows.map(|(name, value)| format!("# {name:<14} {}", value.replace(char::is_control, " "))).collect();
         Ok(format!(
             "# Plan of `{}`, written by autodidact {}. It is a recipe itself, every default spelt out:\n\
-             # running it on the same data gives the same bits.\n#\n{DATA}{}\n# digest = \"{}\"\n#\n{}\n\n{}",
+             # running it on the same data gives the same bits.\n#\n{DATA}{}\n{}# digest = \"{}\"\n#\n{}\n\n{}",
             self.name,
             env!("CARGO_PKG_VERSION"),
             self.data.identity(),
+            self.start().map_or_else(String::new, |start| format!("{START}{}\n", start.digest())),
             self.digest,
             rows.join("\n"),
             self.recipe.to_toml()?
         ))
+    }
+
+    fn init(&self) -> String {
+        let from = String::from(self.recipe.init.clone());
+        self.start().map_or(from.clone(), |start| {
+            let (tensors, values) = start.size();
+            format!("{from} ({tensors} tensors, {values} values)")
+        })
     }
 
     fn warmup(&self) -> String {

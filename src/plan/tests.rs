@@ -38,7 +38,7 @@ fn recipe(overrides: &[&str]) -> Recipe {
 }
 
 fn plan(images: usize, overrides: &[&str]) -> Result<Plan, Vec<Problem>> {
-    Plan::new(recipe(overrides), facts(images), &request(Ranks::Auto))
+    Plan::new(recipe(overrides), facts(images), None, &request(Ranks::Auto))
 }
 
 fn problem(images: usize, overrides: &[&str]) -> (String, String) {
@@ -63,7 +63,7 @@ fn sizes_steps_and_rates_follow_from_recipe_and_data() {
 fn named_vit_sizes_are_written_out() {
     let text = RECIPE.replace("[backbone.resnet]\ndepth = 18", "[backbone.vit]\npatch = 4\nsize = \"tiny\"\ndepth = 6");
     let recipe = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
-    let plan = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap();
+    let plan = Plan::new(recipe, facts(3000), None, &request(Ranks::Auto)).unwrap();
     let crate::model::BackboneConfig::Vit(vit) = &plan.recipe.backbone else { panic!("another backbone") };
     assert_eq!((vit.dim, vit.depth, vit.heads), (Some(192), Some(6), Some(3)));
 }
@@ -83,7 +83,7 @@ fn batches_that_exceed_the_data_name_what_fits() {
 fn a_warmup_longer_than_the_steps_is_refused() {
     let text = RECIPE.replace("epochs = 10", "steps = 5");
     let recipe = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
-    let problems = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap_err();
+    let problems = Plan::new(recipe, facts(3000), None, &request(Ranks::Auto)).unwrap_err();
     let expected = "`schedule.warmup_epochs` is 1, which is 11 steps, longer than the run's 5";
     assert_eq!(problems[0].message, expected);
     assert_eq!(problems[0].hint.as_deref(), Some("at 11 steps an epoch use at most 0.454"));
@@ -92,12 +92,12 @@ fn a_warmup_longer_than_the_steps_is_refused() {
 #[test]
 fn any_number_of_ranks_up_to_the_micro_batches_shares_them_all() {
     for ranks in 1..=8 {
-        let plan = Plan::new(recipe(&[]), facts(3000), &request(Ranks::Count(ranks))).unwrap();
+        let plan = Plan::new(recipe(&[]), facts(3000), None, &request(Ranks::Count(ranks))).unwrap();
         let owned: Vec<usize> = (0..ranks).flat_map(|rank| plan.owned_by(rank)).collect();
         assert_eq!(owned, (0..8).collect::<Vec<_>>());
         assert!((0..ranks).all(|rank| plan.owned_by(rank).len().abs_diff(8 / ranks) <= 1));
     }
-    let problems = Plan::new(recipe(&[]), facts(3000), &request(Ranks::Count(9))).unwrap_err();
+    let problems = Plan::new(recipe(&[]), facts(3000), None, &request(Ranks::Count(9))).unwrap_err();
     assert_eq!(problems[0].place, Place::Argument("--ranks 9".to_owned()));
     assert_eq!(
         problems[0].to_string(),
@@ -133,7 +133,7 @@ fn the_plan_file_is_a_recipe_with_the_same_digest() {
     let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
     assert_eq!(loaded.recipe, first.recipe);
     let request = Request { ranks: Ranks::Count(1), cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
-    let again = Plan::new(loaded.recipe, facts(3000), &request).unwrap();
+    let again = Plan::new(loaded.recipe, facts(3000), None, &request).unwrap();
     assert_eq!(again.digest(), first.digest());
     assert_eq!(again.to_toml().unwrap().split_once("\n\n").unwrap().1, text.split_once("\n\n").unwrap().1);
 }
@@ -211,7 +211,7 @@ fn guards_have_a_code_a_reason_and_advice() {
     assert_eq!(codes(3000, &[]), ["W001"]);
     assert_eq!(codes(300, &[]), ["W001", "W002", "W003"]);
     assert!(codes(2_000_000, &[]).is_empty());
-    let crowded = Plan::new(recipe(&[]), facts(2_000_000), &request(Ranks::Count(3))).unwrap();
+    let crowded = Plan::new(recipe(&[]), facts(2_000_000), None, &request(Ranks::Count(3))).unwrap();
     assert!(crowded.warnings[0].to_string().starts_with("warning[W004]: 3 ranks on 2 cores"));
     let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
     assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
@@ -220,7 +220,7 @@ fn guards_have_a_code_a_reason_and_advice() {
     let text = RECIPE.replace("simclr", "byol");
     let overrides = ["data.source=folder", "data.path=my images"].map(str::to_owned);
     let other = parse(Path::new("a.toml"), &text, &overrides).unwrap().recipe;
-    let warning = Plan::new(other, facts(3000), &request(Ranks::Auto)).unwrap().warnings[0].to_string();
+    let warning = Plan::new(other, facts(3000), None, &request(Ranks::Auto)).unwrap().warnings[0].to_string();
     let command = "\n    autodidact pretrain recipes/simclr.toml data.source=folder \"data.path=my images\"";
     assert!(warning.ends_with(command), "{warning}");
 }
@@ -230,7 +230,7 @@ fn what_a_recipe_leaves_open_follows_from_the_data_and_is_told() {
     let text = RECIPE.replace("simclr", "dino");
     let recipe =
         parse(Path::new("a.toml"), &text, &["method.dino.momentum={start=0.9, end=1}".to_owned()]).unwrap().recipe;
-    let first = Plan::new(recipe, facts(3000), &request(Ranks::Auto)).unwrap();
+    let first = Plan::new(recipe, facts(3000), None, &request(Ranks::Auto)).unwrap();
     let shown = first.to_string();
     for expected in [
         "by data size   `method.dino.prototypes`: 1024, 65536 as published (3000 images)\n",
@@ -242,7 +242,7 @@ fn what_a_recipe_leaves_open_follows_from_the_data_and_is_told() {
     assert!(!shown.contains("`method.dino.momentum`"), "{shown}");
     // the plan is a recipe that leaves nothing open, of the same digest
     let again = parse(Path::new("plan.toml"), &first.to_toml().unwrap(), &[]).unwrap().recipe;
-    let again = Plan::new(again, facts(3000), &request(Ranks::Auto)).unwrap();
+    let again = Plan::new(again, facts(3000), None, &request(Ranks::Auto)).unwrap();
     assert_eq!((again.digest(), again.notes.len(), first.notes.len()), (first.digest(), 0, 3));
 }
 

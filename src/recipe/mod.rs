@@ -17,7 +17,10 @@ pub use error::{Diagnostic, RecipeError};
 pub use load::{Loaded, load, parse};
 pub use schema::schema;
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
@@ -39,6 +42,10 @@ pub struct Recipe {
     /// Seed of every random draw.
     #[serde(default)]
     pub seed: u64,
+    /// Where the backbone's first weights come from: `"random"`, or a run folder, one of its checkpoints, or a `.safetensors` file, whose
+    /// tensors must be those of the backbone. Everything else (heads, optimizer, schedule) starts anew.
+    #[serde(default)]
+    pub init: InitConfig,
     /// Images.
     pub data: DataConfig,
     /// Views an image is turned into.
@@ -71,6 +78,43 @@ pub struct Recipe {
     /// Progress lines.
     #[serde(default)]
     pub log: LogConfig,
+}
+
+/// Where a backbone's first weights come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum InitConfig {
+    /// Drawn with the run's seed.
+    #[default]
+    Random,
+    /// Read from this file or folder.
+    From(PathBuf),
+}
+
+impl From<String> for InitConfig {
+    fn from(text: String) -> Self {
+        if text == "random" { Self::Random } else { Self::From(text.into()) }
+    }
+}
+
+impl From<InitConfig> for String {
+    fn from(config: InitConfig) -> Self {
+        match config {
+            InitConfig::Random => "random".to_owned(),
+            // it was text in a recipe
+            InitConfig::From(path) => path.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl JsonSchema for InitConfig {
+    fn schema_name() -> Cow<'static, str> {
+        "InitConfig".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        String::json_schema(generator)
+    }
 }
 
 impl Recipe {

@@ -239,6 +239,104 @@ fn bitwise_with_rules_for_parameters_when_resumed_while_some_are_frozen() {
     }
 }
 
+/// Method tables whose queues of 48 or 64 rows come round after 2 batches of 32, and again.
+const QUEUES: [&str; 3] = [
+    "[method.moco2]\nhidden = 32\nout = 16\nqueue = 64\nbatch_norm_groups = 2\n",
+    "[method.nnclr]\nhidden = 32\nout = 16\npredictor_hidden = 32\nqueue = 64\n",
+    "[method.swav]\nhidden = 32\nout = 16\nprototypes = 24\nfreeze_steps = 3\nqueue = 48\nqueue_start_epoch = 1\n",
+];
+
+#[test]
+fn bitwise_with_queues_that_come_round() {
+    let simclr = "[method.simclr]\nhidden = 32\nout = 16\n";
+    for method in QUEUES {
+        let place = Place::new(&SIMCLR.replace(simclr, method).replace("steps = 6", "steps = 8"));
+        let whole = place.run("whole", &["--ranks", "1"]);
+        assert_eq!(whole.steps.len(), 8);
+        let name = method.lines().next().unwrap();
+        let run = |options: &[&str]| place.run("run", options);
+        run(&["--ranks", "3"]).assert_same(&whole, name);
+        // goes on in the middle of a round, with fewer ranks
+        let checkpoints = place.path("run/checkpoints");
+        for step in ["step-00000006", "step-00000008"] {
+            fs::remove_dir_all(checkpoints.join(step)).unwrap();
+        }
+        run(&["--ranks", "2"]).assert_same(&whole, &format!("{name}, resumed"));
+    }
+}
+
+#[test]
+fn a_run_starts_from_the_weights_of_another() {
+    let place = Place::new(SIMCLR);
+    place.run("first", &[]);
+    let first = place.path("first");
+    let weights = |run: &str, step: &str| -> BTreeMap<String, Vec<u8>> {
+        let file = fs::read(place.path(run).join("checkpoints").join(step).join("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+        file.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
+    };
+    // what `eval` would evaluate: the moving average, where there is one
+    let ema = fs::read(first.join("checkpoints/step-00000006/ema.safetensors")).unwrap();
+    let ema = safetensors::SafeTensors::deserialize(&ema).unwrap();
+
+    // another method, whose backbone stands still: all of its weights, and the teacher's, are the first run's
+    let byol = SIMCLR.replace("[method.simclr]", "[method.byol]");
+    let frozen = "\n[[parameters]]\nmatch = \"backbone.*\"\nfreeze_steps = 100\n";
+    fs::write(place.path("recipe.toml"), format!("init = \"{}\"\n{byol}{frozen}", first.display())).unwrap();
+    let whole = place.run("second", &["--ranks", "2"]);
+    let second = weights("second", "step-00000006");
+    let trained = ["weight", "bias"];
+    let mut compared = 0;
+    for (name, view) in ema.iter() {
+        if name.starts_with("backbone.") && trained.iter().any(|end| name.ends_with(end)) {
+            assert!(second[name] == view.data(), "{name}");
+            assert!(second[&format!("teacher.{name}")] == view.data(), "teacher.{name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{compared}");
+
+    // the same weights under another path are the same run; a teacher's are taken where the method evaluates it
+    let copy = place.path("elsewhere.safetensors");
+    fs::copy(first.join("checkpoints/step-00000006/ema.safetensors"), &copy).unwrap();
+    let init = format!("init={}", copy.display());
+    place.run("copy", &["--ranks", "1", &init]).assert_same(&whole, "the weights alone");
+    fs::remove_dir_all(place.path("second/checkpoints/step-00000006")).unwrap();
+    place.run("second", &["--ranks", "1", &init]).assert_same(&whole, "resumed");
+
+    let refused = |init: &str, words: &str| {
+        let output = place.output("refused", &[&format!("init={init}")]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(words), "{text}");
+        assert!(!place.path("refused").exists());
+    };
+    refused("nowhere", "there is nothing of that name");
+    fs::write(place.path("bad.safetensors"), "no tensors").unwrap();
+    refused(&place.path("bad.safetensors").display().to_string(), "damaged");
+    // DINO evaluates its teacher, so that is what another run starts from
+    let dino = "[method.dino]\nprototypes = 32\nhidden = 32\nbottleneck = 8\nfreeze_steps = 0\n";
+    let dino = SIMCLR.replace("[method.simclr]\nhidden = 32\nout = 16\n", dino).replace("[ema]\nmomentum = 0.9\n", "");
+    let third = Place::new(&dino);
+    third.run("dino", &[]);
+    place.run("of-dino", &["--ranks", "1", &format!("init={}", third.path("dino").display())]);
+    let dino = fs::read(third.path("dino/checkpoints/step-00000006/model.safetensors")).unwrap();
+    let dino = safetensors::SafeTensors::deserialize(&dino).unwrap();
+    let of_dino = weights("of-dino", "step-00000006");
+    let data = |name: &str| dino.tensor(name).unwrap().data().to_vec();
+    assert_ne!(data("teacher.backbone.conv1.weight"), data("backbone.conv1.weight"));
+    assert_eq!(of_dino["backbone.conv1.weight"], data("teacher.backbone.conv1.weight"));
+
+    // started from other weights: not the run in this folder
+    let output = place.output("second", &["init=random"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("weights of `init` was") && text.contains("absent"), "{text}");
+    let narrow = ["backbone.resnet.width=0.0625", "--dry-run"];
+    let output = place.output("narrow", &narrow);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("`conv1.weight` is [8, 3, 3, 3] there and [4, 3, 3, 3]"), "{text}");
+}
+
 /// Long enough that a signal arrives before the end.
 const LONG: [&str; 2] = ["schedule.steps=40", "checkpoint.every_steps=7"];
 

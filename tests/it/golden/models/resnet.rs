@@ -71,6 +71,7 @@ pub(super) fn torchvision(case: &Case) -> Outcome {
         stem,
         channels: tensors["conv1.weight"].shape[1],
         num_classes: tensors.get("fc.weight").map_or(0, |fc| fc.shape[0]),
+        zero_init_residual: false,
     };
     let scope = scope();
     let (net, layout) = load(ResNet::new(&arch, &scope), &tensors, scope.device());
@@ -168,6 +169,7 @@ pub(super) fn hf(case: &Case) -> Outcome {
         stem: Stem::Imagenet,
         channels: tensors["conv1.weight"].shape[1],
         num_classes: 0,
+        zero_init_residual: false,
     };
     let scope = scope();
     let (net, layout) = load(ResNet::new(&arch, &scope), &tensors, scope.device());
@@ -230,6 +232,7 @@ pub(super) fn generated(case: &Case) -> Outcome {
         stem: if tensors["conv1.weight"].shape[2] == 7 { Stem::Imagenet } else { Stem::Cifar },
         channels: tensors["conv1.weight"].shape[1],
         num_classes: tensors.get("fc.weight").map_or(0, |fc| fc.shape[0]),
+        zero_init_residual: false,
     };
     let device = Device::flex();
     let (net, _) = load(ResNet::new(&arch, &Scope::new(0, &device)), &tensors, &device);

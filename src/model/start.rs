@@ -1,0 +1,165 @@
+//! The weights that a backbone starts from when they are not drawn.
+
+use std::collections::BTreeMap;
+
+use super::params::Layout;
+
+/// Name of a backbone's field in every method.
+const BACKBONE: &str = "backbone.";
+
+/// Tensors of a backbone under their names below it: `conv1.weight`, `blocks.0.norm1.bias`, `bn1.running_mean`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Start {
+    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl Start {
+    /// Takes shape and values of each tensor.
+    #[must_use]
+    pub fn new(tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Self {
+        Self { tensors }
+    }
+
+    /// Returns the values of the tensor at a module path such as `backbone.conv1.weight`, if they are here and have this shape.
+    #[must_use]
+    pub fn get(&self, path: &str, shape: &[usize]) -> Option<&[f32]> {
+        let (own, values) = self.tensors.get(path.strip_prefix(BACKBONE)?)?;
+        (own == shape).then_some(values)
+    }
+
+    /// Tells whether these are the tensors of the backbone of a network, no more and no fewer.
+    ///
+    /// # Errors
+    /// With the first difference, in words.
+    pub fn fits(&self, network: &Layout) -> Result<(), String> {
+        let own = network.entries().iter().filter_map(|entry| Some((entry.path.strip_prefix(BACKBONE)?, &entry.shape)));
+        let own: BTreeMap<&str, &Vec<usize>> = own.collect();
+        let found = own.keys().filter(|name| self.tensors.contains_key(**name)).count();
+        for (name, shape) in &own {
+            match self.tensors.get(*name) {
+                None => {
+                    return Err(format!(
+                        "it has no `{name}` ({found} of the {} tensors of the backbone are there)",
+                        own.len()
+                    ));
+                }
+                Some((there, _)) if there != *shape => {
+                    return Err(format!("`{name}` is {there:?} there and {shape:?} in the recipe's backbone"));
+                }
+                Some((_, values)) => {
+                    if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
+                        return Err(format!("`{name}` holds {bad}"));
+                    }
+                }
+            }
+        }
+        match self.tensors.keys().find(|name| !own.contains_key(name.as_str())) {
+            Some(name) => Err(format!("it has `{name}`, the recipe's backbone has not")),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the number of tensors and of values.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.tensors.len(), self.tensors.values().map(|(_, values)| values.len()).sum())
+    }
+
+    /// Returns the BLAKE3 hash of names, shapes and values.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let mut hash = blake3::Hasher::new();
+        for (name, (shape, values)) in &self.tensors {
+            hash.update(format!("{name} {shape:?}\n").as_bytes());
+            for chunk in values.chunks(4096) {
+                hash.update(&chunk.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+            }
+        }
+        hash.finalize().to_hex().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::model::params;
+    use crate::model::{Backbone, BackboneConfig, Scope};
+
+    /// A backbone where methods have it.
+    #[derive(burn::module::Module, Debug)]
+    struct Holder {
+        backbone: Backbone,
+    }
+
+    fn network(scope: &Scope) -> (Backbone, Layout) {
+        let config: BackboneConfig = toml::from_str("[resnet]\ndepth = 18\nwidth = 0.0625\nstem = \"cifar\"").unwrap();
+        let network = Backbone::new(&config, 32, &scope.enter("backbone")).unwrap();
+        let layout = Layout::of(&network);
+        (network, layout)
+    }
+
+    /// The tensors of a network with another seed, running statistics moved.
+    fn tensors() -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+        let (network, layout) = network(&Scope::new(1, &Device::flex()));
+        let (weights, buffers) = (params::read_weights(&network, &layout), params::read_buffers(&network, &layout));
+        let of = |entry: &params::Entry| match entry.kind {
+            crate::model::Kind::Trained => weights[entry.range()].to_vec(),
+            crate::model::Kind::Buffer => buffers[entry.range()].iter().map(|value| value + 0.5).collect(),
+        };
+        layout.entries().iter().map(|entry| (entry.path.clone(), (entry.shape.clone(), of(entry)))).collect()
+    }
+
+    #[test]
+    fn a_network_starts_with_them_and_so_does_its_twin() {
+        let given = tensors();
+        let scope = Scope::new(2, &Device::flex()).starting_from(Some(Arc::new(Start::new(given.clone()))));
+        for scope in [scope.clone(), scope.untrained()] {
+            let (network, layout) = network(&scope);
+            let mut values = params::read_weights(&network, &layout);
+            let mut buffers = params::read_buffers(&network, &layout);
+            let trained = layout.num_weights();
+            assert!(trained == 0 || trained == values.len());
+            values.append(&mut buffers);
+            let expected = |entry: &params::Entry| {
+                let at = if entry.kind == crate::model::Kind::Trained { 0 } else { trained };
+                values[at..][entry.range()] == given[&entry.path].1
+            };
+            assert!(layout.entries().iter().all(expected));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        let layout = Layout::of(&Holder { backbone: network(&Scope::new(0, &Device::flex())).0 });
+        let fits = |change: fn(&mut BTreeMap<String, (Vec<usize>, Vec<f32>)>)| {
+            let mut tensors = tensors();
+            change(&mut tensors);
+            Start::new(tensors).fits(&layout)
+        };
+        assert_eq!(fits(|_| ()), Ok(()));
+        let missing = fits(|t| drop(t.remove("bn1.running_mean"))).unwrap_err();
+        assert!(missing.starts_with("it has no `bn1.running_mean` (121 of the 122 tensors"), "{missing}");
+        let wider = fits(|t| t.get_mut("bn1.bias").unwrap().0 = vec![5]).unwrap_err();
+        assert_eq!(wider, "`bn1.bias` is [5] there and [4] in the recipe's backbone");
+        let more = fits(|t| drop(t.insert("fc.weight".to_owned(), (vec![1], vec![0.0])))).unwrap_err();
+        assert_eq!(more, "it has `fc.weight`, the recipe's backbone has not");
+        let bad = fits(|t| t.get_mut("bn1.bias").unwrap().1[1] = f32::NAN).unwrap_err();
+        assert_eq!(bad, "`bn1.bias` holds NaN");
+    }
+
+    #[test]
+    fn a_digest_is_of_names_shapes_and_values() {
+        let one = |name: &str, shape: &[usize], values: &[f32]| {
+            Start::new(BTreeMap::from([(name.to_owned(), (shape.to_vec(), values.to_vec()))])).digest()
+        };
+        let first = one("a", &[2, 1], &[1.0, 2.0]);
+        assert_eq!(first, one("a", &[2, 1], &[1.0, 2.0]));
+        assert_ne!(first, one("b", &[2, 1], &[1.0, 2.0]));
+        assert_ne!(first, one("a", &[1, 2], &[1.0, 2.0]));
+        assert_ne!(first, one("a", &[2, 1], &[1.0, 2.5]));
+    }
+}
