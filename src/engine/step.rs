@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::config::Memory;
 use super::error::EngineError;
+use super::shape::Shape;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
 use crate::model::params::Layout;
@@ -43,8 +44,8 @@ pub(super) struct StepResult {
     pub(super) statistics: Vec<Vec<f32>>,
     /// A loss, whole or a part, and what it is when the network tells nothing apart.
     pub(super) uniform: Option<[f64; 2]>,
-    /// Spread of the embeddings, on the first rank.
-    pub(super) spread: Option<f64>,
+    /// How the embeddings of a micro-batch, or of the global batch, lie; on the first rank.
+    pub(super) shape: Option<Shape>,
 }
 
 impl StepSpec {
@@ -64,7 +65,7 @@ pub(super) fn run(
     let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step, batch)).collect();
     let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
     let mut gradients = TreeSum::new(spec.micros);
-    let Terms { sum, count, parts, statistics, uniform, spread } = match learner.sees() {
+    let Terms { sum, count, parts, statistics, uniform, shape } = match learner.sees() {
         Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
         Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
     };
@@ -94,7 +95,7 @@ pub(super) fn run(
         parts,
         statistics,
         uniform,
-        spread,
+        shape,
     })
 }
 
@@ -105,7 +106,7 @@ struct Terms {
     parts: Vec<(&'static str, f64)>,
     statistics: Vec<Vec<f32>>,
     uniform: Option<(Option<&'static str>, f64)>,
-    spread: Option<f64>,
+    shape: Option<Shape>,
 }
 
 struct RankStep<'a> {
@@ -125,7 +126,7 @@ impl RankStep<'_> {
     ) -> Result<Terms, EngineError> {
         let (mut terms, mut values) = (Vec::new(), Vec::new());
         let (mut names, mut lengths) = (Vec::new(), Vec::new());
-        let (mut uniform, mut spread) = (None, None);
+        let (mut uniform, mut shape) = (None, None);
         for (index, batch) in self.spec.mine.clone().zip(batches) {
             let outputs = self.encode(batch, true);
             let loss = self.learner.loss(outputs, &batch.progress);
@@ -133,7 +134,7 @@ impl RankStep<'_> {
             terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
             uniform = loss.uniform;
             if index == 0 {
-                spread = loss.embeddings.and_then(spread_of);
+                shape = loss.embeddings.and_then(Shape::of);
             }
             names = loss.parts.iter().map(|(name, _)| *name).collect();
             lengths.clear();
@@ -161,7 +162,7 @@ impl RankStep<'_> {
                 rest = others;
             }
         }
-        Ok(Terms { sum: total(0), count: total(1), parts, statistics, uniform, spread })
+        Ok(Terms { sum: total(0), count: total(1), parts, statistics, uniform, shape })
     }
 
     /// The loss sees all outputs: every rank evaluates it on detached leaves, then pushes its rows of the gradient back through its own
@@ -192,7 +193,7 @@ impl RankStep<'_> {
             count: loss.count,
             parts: loss.parts.iter().map(|(name, part)| (*name, scalar(part))).collect(),
             uniform: loss.uniform,
-            spread: loss.embeddings.filter(|_| ranks.rank() == 0).and_then(spread_of),
+            shape: loss.embeddings.filter(|_| ranks.rank() == 0).and_then(Shape::of),
             statistics: if ranks.leads() { loss.statistics.into_iter().map(to_host).collect() } else { Vec::new() },
         };
         let mut leaf_gradients = loss.sum.backward();
@@ -315,26 +316,6 @@ fn gather(
             .collect()
     };
     Ok(HostOutputs { tensors: stack(|outputs| &outputs.tensors)?, constants: stack(|outputs| &outputs.constants)? })
-}
-
-/// Returns the spread of rows on the sphere: their standard deviation after scaling to length 1, times the root of the dimension; about 1
-/// when they fill it (`SimSiam`, Chen & He, 2020, <https://arxiv.org/abs/2011.10566>, figure 2).
-fn spread_of(embeddings: Tensor<2>) -> Option<f64> {
-    let [images, dim] = embeddings.dims();
-    if images < 2 {
-        return None; // one point is no collapse
-    }
-    let values = to_host(embeddings);
-    let rows: Vec<&[f32]> = values.chunks_exact(dim.max(1)).collect();
-    let mut mean = vec![0.0f64; dim];
-    for row in &rows {
-        let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
-        for (mean, &x) in mean.iter_mut().zip(*row) {
-            *mean += f64::from(x) / norm / rows.len() as f64;
-        }
-    }
-    // rows have length 1, so the variances of all dimensions add up to 1 - |mean|^2
-    Some((1.0 - mean.iter().map(|m| m * m).sum::<f64>()).max(0.0).sqrt())
 }
 
 fn scalar(tensor: &Tensor<1>) -> f64 {

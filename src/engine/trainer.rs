@@ -11,6 +11,7 @@ use burn::tensor::Device;
 
 use super::config::{EmaConfig, Memory};
 use super::error::EngineError;
+use super::shape::Shape;
 use super::step::{self, StepResult, StepSpec};
 use crate::checkpoint::{self, CheckpointError, Snapshot, State};
 use crate::data::HostBatch;
@@ -62,8 +63,8 @@ pub struct StepNumbers {
     pub parts: Vec<(&'static str, f64)>,
     /// The loss, or a part of it, and what that is when the network tells nothing apart; where the method knows it.
     pub uniform_loss: Option<[f64; 2]>,
-    /// Spread of the embeddings, 1 when they fill the sphere, 0 when they are all the same; where the method shows them.
-    pub embedding_spread: Option<f64>,
+    /// How the embeddings lie on the sphere; where the method shows them.
+    pub embeddings: Option<Shape>,
 }
 
 /// One rank's part of training.
@@ -214,7 +215,7 @@ impl Leader {
         weights: &mut [f32],
         buffers: &mut [f32],
     ) -> Result<StepNumbers, EngineError> {
-        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics, uniform, spread } = result;
+        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics, uniform, shape } = result;
         let mut gradient = gradient.expect("the first rank of a process gets the gradient");
         let Self { settings, optimizer, ema } = self;
         finite(step, "loss", loss)?;
@@ -236,7 +237,7 @@ impl Leader {
         if let (Some(average), Some(config)) = (ema, &settings.ema) {
             ema::update(average, weights, config.momentum);
         }
-        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embedding_spread: spread })
+        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embeddings: shape })
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Config {
     pub out: usize,
     /// Linear layers of the projector: 3, and 2 for CIFAR-10 (appendix D).
     pub layers: usize,
-    /// Hidden width of the predictor; a quarter of `out` works best (appendix B).
+    /// Hidden width of the predictor; a quarter of `out` works best (appendix B). 0: no predictor, which collapses (section 4.2).
     pub predictor_hidden: usize,
     /// Keeps the learning rate of the predictor where it is after the warm-up.
     pub fixed_predictor_lr: bool,
@@ -46,7 +46,7 @@ impl Default for Config {
 pub struct SimSiam {
     backbone: Backbone,
     projector: ProjectionHead,
-    predictor: ProjectionHead,
+    predictor: Option<ProjectionHead>,
 }
 
 impl Method for SimSiam {
@@ -62,20 +62,22 @@ impl Method for SimSiam {
         Ok(Self {
             backbone,
             projector: ProjectionHead::new(&projector, &scope.enter("projector")),
-            predictor: ProjectionHead::new(&predictor, &scope.enter("predictor")),
+            predictor: (predictor_hidden > 0).then(|| ProjectionHead::new(&predictor, &scope.enter("predictor"))),
         })
     }
 
     fn check(config: &Config, inputs: &Inputs<'_>, found: &mut Numbers) {
         check::head("method.simsiam", config.hidden, config.out, config.layers, found);
-        found.size("method.simsiam.predictor_hidden", config.predictor_hidden, MAX_WIDTH);
+        if config.predictor_hidden > 0 {
+            found.size("method.simsiam.predictor_hidden", config.predictor_hidden, MAX_WIDTH);
+        }
         check::pair_of_views("simsiam", inputs, found);
         check::batch_norm("simsiam", inputs, found);
     }
 
     fn rules(config: &Config) -> Vec<ParameterRule> {
         let fixed = ParameterRule { fixed_lr: Some(true), ..ParameterRule::matching("predictor.*") };
-        if config.fixed_predictor_lr { vec![fixed] } else { Vec::new() }
+        if config.fixed_predictor_lr && config.predictor_hidden > 0 { vec![fixed] } else { Vec::new() }
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
@@ -85,7 +87,10 @@ impl Method for SimSiam {
             pass.for_rows(view * num_images..(view + 1) * num_images);
             let projection = self.projector.forward(self.backbone.forward(images.clone(), pass).pooled, pass);
             outputs.constants.push(projection.clone().detach()); // [micro, out]
-            outputs.tensors.push(self.predictor.forward(projection, pass));
+            outputs.tensors.push(match &self.predictor {
+                Some(predictor) => predictor.forward(projection, pass),
+                None => projection,
+            });
         }
         outputs
     }

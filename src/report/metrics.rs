@@ -35,6 +35,9 @@ pub struct StepRecord {
     /// Spread of the embeddings: 1 when they fill the sphere, 0 when they are all the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_spread: Option<f32>,
+    /// Effective number of directions that the embeddings differ in, of at most 64 images: 1 when they lie on a line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_rank: Option<f32>,
     /// Seconds since this process started training.
     pub time_s: f64,
     /// Rate of this step.
@@ -158,6 +161,7 @@ mod tests {
             images: 64 * step,
             parts: BTreeMap::from([("invariance".to_owned(), 0.1)]),
             embedding_spread: Some(0.9),
+            embedding_rank: Some(7.5),
             time_s: 0.25,
             images_per_s: 1234.5,
         }
@@ -181,7 +185,7 @@ mod tests {
         let first = text.lines().next().unwrap();
         assert_eq!(
             first,
-            r#"{"step":1,"epoch":0.14285714285714285,"loss":5.0,"lr":0.30000000000000004,"grad_norm":1.5,"images":64,"parts":{"invariance":0.1},"embedding_spread":0.9,"time_s":0.25,"images_per_s":1234.5}"#
+            r#"{"step":1,"epoch":0.14285714285714285,"loss":5.0,"lr":0.30000000000000004,"grad_norm":1.5,"images":64,"parts":{"invariance":0.1},"embedding_spread":0.9,"embedding_rank":7.5,"time_s":0.25,"images_per_s":1234.5}"#
         );
         assert_eq!(read_metrics(&folder.path().join("metrics.jsonl")).unwrap(), [record(1), record(2)]);
     }

@@ -225,6 +225,7 @@ mod tests {
             images: 64 * step,
             parts: BTreeMap::new(),
             embedding_spread: None,
+            embedding_rank: None,
             time_s: 0.0,
             images_per_s: 0.0,
         }

@@ -61,6 +61,7 @@ impl EventLog {
         ];
         scalars.extend(record.parts.iter().map(|(name, &value)| (format!("train/parts/{name}"), value)));
         scalars.extend(record.embedding_spread.map(|spread| ("train/embedding_spread".to_owned(), spread)));
+        scalars.extend(record.embedding_rank.map(|rank| ("train/embedding_rank".to_owned(), rank)));
         self.scalars(record.step, &scalars, now)
     }
 
@@ -175,6 +176,7 @@ mod tests {
             images: 0,
             parts: BTreeMap::from([("a".to_owned(), 1.0)]),
             embedding_spread: None,
+            embedding_rank: None,
             time_s: 0.0,
             images_per_s: 10.0,
         };
