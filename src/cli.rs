@@ -45,6 +45,13 @@ pub enum Command {
     /// Look at image sources
     #[command(subcommand)]
     Data(DataCommand),
+    /// Print who this process is among those that a launcher started
+    #[command(after_help = "\
+Examples:
+  autodidact launch-info
+  mpirun -n 2 autodidact launch-info
+  srun -n 2 autodidact launch-info")]
+    LaunchInfo,
     /// Write completions for a shell
     Completions(CompletionsArgs),
 }

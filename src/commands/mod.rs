@@ -3,6 +3,7 @@
 mod completions;
 mod data;
 mod eval;
+mod launch_info;
 mod pretrain;
 mod recipe;
 mod start;
@@ -22,6 +23,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Eval(command) => eval::run(&command),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),
+        Command::LaunchInfo => launch_info::run(),
         Command::Completions(args) => completions::run(args),
     }
 }

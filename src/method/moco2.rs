@@ -4,6 +4,8 @@
 //! <https://arxiv.org/abs/2003.04297> (MLP head, cosine schedule); official code `facebookresearch/moco`. View 1 makes queries, view 2 keys;
 //! the keys enter the queue after the loss has used it.
 //!
+//! As published, the learning rate moves between epochs and every parameter decays; that is the recipe's (`each = "epoch"`, `decay_all`).
+//!
 //! The official code averages the key encoder in front of each step, here it happens behind each: the same networks meet, as both start equal.
 //!
 //! Deviations:

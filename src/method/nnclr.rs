@@ -1,7 +1,7 @@
 //! NNCLR: the nearest neighbour of one view, among embeddings of earlier images, must be picked out by the other view.
 //!
 //! Dwibedi, Aytar, Tompson, Sermanet, Zisserman, 2021, <https://arxiv.org/abs/2104.14548>, equations 2 and 3, algorithm 1. There is no official
-//! code; solo-learn and lightly agree with what follows. Neighbours are searched in a support set, a queue of the first views' embeddings that the batch
+//! code. Neighbours are searched in a support set, a queue of the first views' embeddings that the batch
 //! enters after its loss; gradients pass through the predictions alone.
 //!
 //! Deviations: each direction contrasts the neighbours and predictions of the batch all with all (NT-Xent, as lightly), where the

@@ -2,7 +2,8 @@
 //!
 //! Chen, He, 2020, <https://arxiv.org/abs/2011.10566>, Algorithm 1 and equation 2; official code `facebookresearch/simsiam`. The projector
 //! ends in a batch norm without scale and offset (`affine=False`), and the learning rate of the predictor doesn't decay (section 4.2,
-//! `--fix-pred-lr`). Each view passes through the network alone.
+//! `--fix-pred-lr`). Each view passes through the network alone. As published, the rate moves between epochs, every parameter decays and residual branches
+//! start at zero; those are the recipe's (`each = "epoch"`, `decay_all`, `zero_init_residual`).
 //!
 //! Deviations: batch norm takes its statistics over a micro-batch, not over all devices; the released code also freezes a bias in front of
 //! the projector's last batch norm, which undoes it, so it isn't here.

@@ -124,6 +124,9 @@ pub struct VitConfig {
     /// The final norm comes after pooling instead of before (timm's `fc_norm`).
     #[serde(default)]
     pub fc_norm: bool,
+    /// A norm in front of the blocks too, and no bias in the patch projection (CLIP's, timm's `pre_norm`).
+    #[serde(default)]
+    pub pre_norm: bool,
     /// Position embedding.
     #[serde(default)]
     pub position: PositionEmbedding,

@@ -92,7 +92,7 @@ impl VitArch {
             qk_norm: config.qk_norm,
             layer_scale: config.layer_scale,
             drop_path: config.drop_path,
-            pre_norm: false,
+            pre_norm: config.pre_norm,
             pool: config.pool,
             fc_norm: config.fc_norm,
             num_classes: 0,

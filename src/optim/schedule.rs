@@ -11,6 +11,9 @@ use super::schedule_config::LrDecay;
 /// `min + (lr - min) / 2 * (1 + cos(pi * (e - warmup) / (epochs - warmup)))`,
 /// and `min` from the last epoch on. The first step of a run with a warm-up has rate `warmup_lr`; the last step is one step short of `min`.
 /// MoCo v3 uses the same rule with `min = 0`. With `each = "epoch"` `e` is the whole epoch (MoCo v2, `SimSiam`).
+///
+/// Deviation: released codes differ in where they count from. DINO's warm-up includes both of its ends, I-JEPA counts from 1, BYOL, Barlow Twins and lightly
+/// let the cosine end at the last step. [`published`](super::published) has each to the last bit; this rule is at most one step away from them (tested).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// Learning rate at the end of the warm-up, scaled with the batch.

@@ -38,6 +38,9 @@ pub trait Collective: Send {
     /// Tells whether this rank is the first of its process: the one that keeps what a process needs once.
     fn leads(&self) -> bool;
 
+    /// Number of ranks of this process.
+    fn threads(&self) -> usize;
+
     /// Finishes the canonical tree over `leaves` micro-batches from the complete nodes of every rank. The first rank of each
     /// process gets the total, the others nothing.
     ///
@@ -127,7 +130,7 @@ impl ThreadRank {
     }
 
     /// Gives every rank the values of all, in rank order, without copying them.
-    fn exchange<T: Send + Sync + 'static>(&self, value: T) -> Result<Vec<Arc<T>>, Aborted> {
+    pub(super) fn exchange<T: Send + Sync + 'static>(&self, value: T) -> Result<Vec<Arc<T>>, Aborted> {
         let world = &*self.world;
         // the previous exchange must have been collected by everyone
         let mut state = world.wait(world.lock(), |state| state.published.is_none())?;
@@ -149,7 +152,7 @@ impl ThreadRank {
         Ok(typed.collect())
     }
 
-    fn gather<T: Clone + Send + Sync + 'static>(&self, values: Vec<T>) -> Result<Vec<T>, Aborted> {
+    pub(super) fn gather<T: Clone + Send + Sync + 'static>(&self, values: Vec<T>) -> Result<Vec<T>, Aborted> {
         if self.world.size == 1 {
             return Ok(values);
         }
@@ -160,6 +163,62 @@ impl ThreadRank {
         }
         Ok(all)
     }
+}
+
+impl ThreadRank {
+    /// Combines the nodes of all ranks as far as the tree allows. The first rank gets the result.
+    pub(super) fn combine(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<Node<f32>>>, Aborted> {
+        let join = |nodes: &mut dyn Iterator<Item = Node<f32>>| {
+            let mut sum = TreeSum::new(leaves);
+            nodes.for_each(|node| sum.push(node));
+            let mut nodes = sum.into_nodes();
+            nodes.sort_by_key(|node| (node.level, node.index));
+            nodes
+        };
+        if self.world.size == 1 {
+            return Ok(Some(join(&mut nodes.into_iter())));
+        }
+        // each rank adds up its share of the elements, in pieces that stay in the cache, then the shares are put together
+        let all = self.exchange(nodes)?;
+        let length = all.iter().flat_map(|nodes| nodes.iter()).map(|node| node.values.len()).next().unwrap_or(0);
+        let mine = share(length, self.rank, self.world.size);
+        let mut joined: Option<Vec<Node<f32>>> = None;
+        for start in mine.clone().step_by(PIECE) {
+            let piece = start..mine.end.min(start + PIECE);
+            let cut = |node: &Node<f32>| Node { values: node.values[piece.clone()].to_vec(), ..*node };
+            let nodes = join(&mut all.iter().flat_map(|nodes| nodes.iter()).map(cut));
+            match &mut joined {
+                Some(joined) => append(joined, &nodes),
+                None => joined = Some(with_room(nodes, mine.len())),
+            }
+        }
+        drop(all);
+        let shares = self.exchange(joined.unwrap_or_default())?;
+        Ok(self.leads().then(|| {
+            let mut shares = shares.iter().filter(|share| !share.is_empty());
+            let first = shares.next().map(|share| share.to_vec()).unwrap_or_default();
+            let mut total = with_room(first, length);
+            shares.for_each(|share| append(&mut total, share));
+            total
+        }))
+    }
+}
+
+/// Appends values of the same places.
+fn append(to: &mut [Node<f32>], nodes: &[Node<f32>]) {
+    for (to, node) in to.iter_mut().zip(nodes) {
+        debug_assert_eq!((to.level, to.index), (node.level, node.index));
+        to.values.extend_from_slice(&node.values);
+    }
+}
+
+fn with_room(nodes: Vec<Node<f32>>, length: usize) -> Vec<Node<f32>> {
+    let grow = |node: Node<f32>| {
+        let mut values = Vec::with_capacity(length);
+        values.extend_from_slice(&node.values);
+        Node { values, ..node }
+    };
+    nodes.into_iter().map(grow).collect()
 }
 
 /// Elements that are added up at a time.
@@ -186,34 +245,14 @@ impl Collective for ThreadRank {
         self.rank == 0
     }
 
+    fn threads(&self) -> usize {
+        self.world.size
+    }
+
     fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted> {
-        let finish = |nodes: &mut dyn Iterator<Item = Node<f32>>| {
-            let mut sum = TreeSum::new(leaves);
-            nodes.for_each(|node| sum.push(node));
-            sum.finish()
-        };
-        if self.world.size == 1 {
-            return Ok(Some(finish(&mut nodes.into_iter())));
-        }
-        // each rank adds up its share of the elements, in pieces that stay in the cache, then the shares are put together
-        let all = self.exchange(nodes)?;
-        let length = all.iter().flat_map(|nodes| nodes.iter()).map(|node| node.values.len()).next().unwrap_or(0);
-        let mine = share(length, self.rank, self.world.size);
-        let mut reduced = Vec::with_capacity(mine.len());
-        for start in mine.clone().step_by(PIECE) {
-            let piece = start..mine.end.min(start + PIECE);
-            let cut = |node: &Node<f32>| Node { values: node.values[piece.clone()].to_vec(), ..*node };
-            reduced.extend(finish(&mut all.iter().flat_map(|nodes| nodes.iter()).map(cut)));
-        }
-        drop(all);
-        let shares = self.exchange(reduced)?;
-        Ok(self.leads().then(|| {
-            let mut total = Vec::with_capacity(length);
-            for share in &shares {
-                total.extend_from_slice(share);
-            }
-            total
-        }))
+        let nodes = self.combine(leaves, nodes)?;
+        // the ranks of one process hold the whole tree
+        Ok(nodes.map(|mut nodes| nodes.pop().map(|root| root.values).unwrap_or_default()))
     }
 
     fn take_from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted> {

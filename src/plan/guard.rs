@@ -7,6 +7,8 @@ use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
 const FEW_IMAGES: usize = 1_000_000;
+/// Below this many images masked modelling and self-distillation have too few steps to gain; see README's table.
+const CONTRASTIVE_ONLY: usize = 100_000;
 /// Below this many steps an epoch, warm-up and cosine are coarse and epochs-based settings lose their meaning.
 const FEW_STEPS: u64 = 10;
 
@@ -49,13 +51,25 @@ fn few_images(plan: &Plan) -> Option<Warning> {
         ]
         .into_iter()
         .chain(small(plan))
+        .chain(go_on(plan))
         .collect(),
     })
 }
 
-/// The command that trains, on the same data, what is measured to gain on few images; nothing where that is what is being run.
+/// The command that goes on from an earlier run instead of from random weights, where the recipe does not yet.
+fn go_on(plan: &Plan) -> Vec<String> {
+    if plan.start().is_some() {
+        return Vec::new();
+    }
+    vec![
+        "with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe".to_owned(),
+    ]
+}
+
+/// The command that trains, on the same data, what is measured to gain on so many images; nothing where that is what is being run.
 fn small(plan: &Plan) -> Vec<String> {
-    if plan.recipe.method.name() == "simclr" {
+    let contrastive = ["simclr", "dcl", "moco2", "moco3", "nnclr"].contains(&plan.recipe.method.name());
+    if contrastive || plan.data.images >= CONTRASTIVE_ONLY {
         return Vec::new();
     }
     let mut command = "  autodidact pretrain recipes/simclr.toml".to_owned();

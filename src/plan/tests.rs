@@ -216,13 +216,18 @@ fn guards_have_a_code_a_reason_and_advice() {
     let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
     assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
     assert!(warning.contains("\n    pip install timm\n"), "{warning}");
-    assert!(warning.ends_with("cannot load such a checkpoint yet"), "{warning}");
+    let go_on = "\n  with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe";
+    assert!(warning.ends_with(&format!("cannot load such a checkpoint yet{go_on}")), "{warning}");
     let text = RECIPE.replace("simclr", "byol");
     let overrides = ["data.source=folder", "data.path=my images"].map(str::to_owned);
     let other = parse(Path::new("a.toml"), &text, &overrides).unwrap().recipe;
     let warning = Plan::new(other, facts(3000), None, &request(Ranks::Auto)).unwrap().warnings[0].to_string();
     let command = "\n    autodidact pretrain recipes/simclr.toml data.source=folder \"data.path=my images\"";
-    assert!(warning.ends_with(command), "{warning}");
+    assert!(warning.ends_with(&format!("{command}{go_on}")), "{warning}");
+    // enough images for methods that take long
+    let other = parse(Path::new("a.toml"), &text, &[]).unwrap().recipe;
+    let warning = Plan::new(other, facts(200_000), None, &request(Ranks::Auto)).unwrap().warnings[0].to_string();
+    assert!(warning.starts_with("warning[W001]: 200000") && !warning.contains("recipes/simclr.toml"), "{warning}");
 }
 
 #[test]
@@ -252,7 +257,8 @@ fn the_table_is_aligned_and_complete() {
     for expected in [
         "images         3000 (embedded sample, 10 classes)\n",
         "views          2 of 32 px\n",
-        "backbone       resnet: depth 18, stem imagenet, width 1.0\n",
+        "backbone       resnet: depth 18, stem imagenet, width 1.0, zero_init_residual false\n",
+        "init           random\n",
         "batch          256 = 8 micro-batches of 32\n",
         "steps          110 (11 an epoch, 184 images left out each epoch)\n",
         "warm-up        11 steps (1 epoch)\n",

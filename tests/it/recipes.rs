@@ -2,10 +2,14 @@
 //! Those of `recipes/imagenet/`, the papers' own settings, are checked only: their networks take minutes to draw.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use toml_edit::{DocumentMut, value};
+use autodidact::method::{MicroBatch, Outputs, Progress, RunFacts, Sees};
+use autodidact::model::{Noise, Pass, Scope};
+use burn::tensor::{Device, Tensor, TensorData};
+use toml_edit::{Array, DocumentMut, value};
 
 use crate::runs::Place;
 
@@ -50,6 +54,7 @@ fn shrunk(path: &Path) -> DocumentMut {
 #[test]
 fn the_papers_own_settings_are_accepted() {
     let huge: Vec<PathBuf> = all().into_iter().filter(|path| is_huge(path)).collect();
+    assert!(huge.len() >= 20, "{huge:?}");
     for path in huge {
         let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
         let output = command.args(["recipe", "check"]).arg(&path).output().unwrap();
@@ -66,6 +71,8 @@ fn every_recipe_runs_shrunk_and_bitwise_on_any_ranks_and_resumed() {
         let name = path.display().to_string();
         let options = ["eval.max_train=20", "eval.max_test=20", "checkpoint.every_steps=2"];
         let one = place.run("run", &[&options[..], &["--ranks", "1"]].concat());
+        let two = place.run("two", &[&options[..], &["--ranks", "2"]].concat());
+        two.assert_same(&one, &name);
         let four = place.run("four", &[&options[..], &["--ranks", "4", "batch.memory=cache"]].concat());
         four.assert_same(&one, &name);
         let summary = fs::read_to_string(place.path("run/summary.json")).unwrap();
@@ -78,7 +85,7 @@ fn every_recipe_runs_shrunk_and_bitwise_on_any_ranks_and_resumed() {
     }
 }
 
-/// Images that tell a method nothing: duplicates, one colour, black (zero vectors wherever a network has no bias).
+/// Images that tell a method nothing: duplicates, one colour, black, which are zero vectors as pixels are not normalised here.
 #[test]
 fn every_method_stays_finite_on_images_without_content() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,10 +93,14 @@ fn every_method_stays_finite_on_images_without_content() {
         let image = image::RgbImage::from_pixel(40, 40, image::Rgb([shade; 3]));
         image.save(folder.path().join(format!("{index}.png"))).unwrap();
     }
+    let mut tried = 0;
     for path in all().into_iter().filter(|path| path.parent().is_some_and(|parent| parent.ends_with("recipes"))) {
         let mut recipe = shrunk(&path);
         recipe["data"]["source"] = value("folder");
         recipe["data"]["path"] = value(folder.path().to_str().unwrap());
+        recipe["data"]["mean"] = value(Array::from_iter([0.0; 3]));
+        recipe["data"]["std"] = value(Array::from_iter([1.0; 3]));
+        tried += 1;
         let place = Place::new(&recipe.to_string());
         let run = |name: &str, options: &[&str]| {
             place.output(
@@ -112,6 +123,101 @@ fn every_method_stays_finite_on_images_without_content() {
             path.display()
         );
     }
+    assert!(tried >= 19, "{tried} methods");
+}
+
+/// A loss by micro-batch is a sum over images: of shards of a batch, sums, counts and gradients are those of the whole.
+#[test]
+fn losses_of_micro_batches_add_up() {
+    let device = Device::flex().autodiff();
+    let mut tried = Vec::new();
+    for path in all().into_iter().filter(|path| path.parent().is_some_and(|parent| parent.ends_with("recipes"))) {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        // Sinkhorn-Knopp sees one micro-batch, and KoLeo is a loss of one by definition
+        let options = ["method.dinov2.centering=softmax", "method.dinov2.koleo_weight=0"].map(str::to_owned);
+        let options = if name == "dinov2" { &options[..] } else { &[] };
+        let mut recipe = autodidact::recipe::load(&path, options).unwrap().recipe;
+        recipe.method.resolve(&RunFacts { images: 1000, steps: 10, steps_per_epoch: 5 });
+        let inputs = recipe.inputs();
+        let learner = recipe.method.build(&inputs, &Scope::new(1, &device)).unwrap();
+        if learner.sees() == Sees::GlobalBatch {
+            continue;
+        }
+        let images = 8;
+        let views: Vec<(Vec<f32>, usize)> = inputs
+            .view_sizes()
+            .enumerate()
+            .map(|(view, size)| {
+                let len = images * 3 * (size * size) as usize;
+                ((0..len).map(|i| ((i * 37 + view * 11) % 101) as f32 / 50.0 - 1.0).collect(), size as usize)
+            })
+            .collect();
+        let progress = Progress { seed: 1, step: 3, steps: 10, steps_per_epoch: 5 };
+        let encode = |range: Range<usize>| {
+            let part = |(pixels, size): &(Vec<f32>, usize)| {
+                let image = 3 * size * size;
+                let data = pixels[range.start * image..range.end * image].to_vec();
+                Tensor::<4>::from_data(TensorData::new(data, [range.len(), 3, *size, *size]), &device)
+            };
+            let numbers: Vec<u64> = range.clone().map(|image| image as u64).collect();
+            let rows = (0..inputs.num_views()).flat_map(|view| numbers.iter().map(move |&image| (image, view as u64)));
+            let mut pass = Pass::train(Noise { seed: 1, step: 3, rows: rows.collect() });
+            let views = views.iter().map(part).collect();
+            learner.encode(&MicroBatch { progress, images: numbers, views }, &mut pass)
+        };
+        let outputs = encode(0..images);
+        let host = |tensors: &[Tensor<2>]| -> Vec<(Vec<f32>, usize)> {
+            tensors.iter().map(|t| (t.to_data().try_to_vec().unwrap(), t.dims()[1])).collect()
+        };
+        let by_image = outputs.tensors.iter().chain(&outputs.constants).all(|t| t.dims()[0] == images);
+        let (tensors, constants) = (host(&outputs.tensors), host(&outputs.constants));
+        // sum, count, and gradients: of the outputs where they have a row for each image, else (networks without batch norm) of the weights
+        let shard = |range: Range<usize>| -> (f64, f64, Vec<Vec<f32>>) {
+            if !by_image {
+                let loss = learner.loss(encode(range), &progress);
+                let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
+                return (sum, loss.count, vec![learner.gradients(&mut loss.sum.backward())]);
+            }
+            let part = |(values, width): &(Vec<f32>, usize)| {
+                let data = TensorData::new(values[range.start * width..range.end * width].to_vec(), [range.len(), *width]);
+                Tensor::<2>::from_data(data, &device)
+            };
+            let leaves: Vec<_> = tensors.iter().map(|t| part(t).require_grad()).collect();
+            let outputs = Outputs { tensors: leaves.clone(), constants: constants.iter().map(part).collect() };
+            let loss = learner.loss(outputs, &progress);
+            let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
+            let gradients = loss.sum.backward();
+            let of = |leaf: &Tensor<2>| match leaf.grad(&gradients) {
+                Some(gradient) => gradient.into_data().try_to_vec::<f32>().unwrap(),
+                None => vec![0.0; leaf.dims().iter().product()],
+            };
+            (sum, loss.count, leaves.iter().map(of).collect())
+        };
+        let whole = shard(0..images);
+        for shards in [2, 4] {
+            let size = images / shards;
+            let parts: Vec<_> = (0..shards).map(|index| shard(index * size..(index + 1) * size)).collect();
+            let sum: f64 = parts.iter().map(|part| part.0).sum();
+            assert!((sum - whole.0).abs() <= 1e-5 * whole.0.abs().max(1.0), "{name}: {sum}, whole {}", whole.0);
+            // SimMIM's count has its epsilon of 1e-5 in each
+            let count: f64 = parts.iter().map(|part| part.1).sum();
+            assert!((count - whole.1).abs() <= 1e-8 * whole.1, "{name}: {count}, whole {}", whole.1);
+            for (index, gradient) in whole.2.iter().enumerate() {
+                let joined: Vec<f32> = if by_image {
+                    parts.iter().flat_map(|part| &part.2[index]).copied().collect()
+                } else {
+                    (0..gradient.len()).map(|i| parts.iter().map(|part| part.2[index][i]).sum()).collect()
+                };
+                let largest = gradient.iter().fold(1e-6f32, |m, g| m.max(g.abs()));
+                assert_eq!(joined.len(), gradient.len(), "{name}");
+                let worst = joined.iter().zip(gradient).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert!(worst <= 1e-5 * largest, "{name}, output {index}: {worst} of {largest}");
+            }
+        }
+        tried.push(name);
+    }
+    let expected = ["byol", "data2vec", "dino", "dinov2", "ibot", "ijepa", "mae", "simmim", "simsiam"];
+    assert_eq!(tried, expected);
 }
 
 /// Trains a recipe of the sample set on little data and returns the alarms it raised.

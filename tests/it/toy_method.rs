@@ -5,7 +5,8 @@ use autodidact::loss::l2_normalize;
 use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, learner};
 use autodidact::model::layers::Affine;
 use autodidact::model::{Backbone, ConfigError, LastLayer, Noise, Pass, ProjectionHead, ProjectionHeadArch, Scope};
-use autodidact::problem::Numbers;
+use autodidact::model::params::Flat;
+use autodidact::problem::{Numbers, Problem};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::Deserialize;
@@ -46,7 +47,7 @@ impl Method for Toy {
 
     fn check(config: &Config, inputs: &Inputs<'_>, found: &mut Numbers) {
         if config.out == 0 || inputs.num_views() != 2 {
-            found.push(autodidact::recipe::Problem::at("method.toy", "`method.toy` needs 2 views and a width"));
+            found.push(Problem::at("method.toy", "`method.toy` needs 2 views and a width"));
         }
     }
 
@@ -78,7 +79,7 @@ fn the_method_of_the_guide_is_one() {
     let mut found = Numbers::default();
     Toy::check(&Config::default(), &inputs, &mut found);
     let network = Toy::build(&Config::default(), &inputs, &Scope::new(1, &device)).unwrap();
-    let learner = learner(network, &device);
+    let mut learner = learner(network, &device);
 
     let view = |shift: usize| {
         let pixels: Vec<f32> = (0..4 * 3 * 64).map(|i| ((i * 37 + shift) % 101) as f32 / 50.0 - 1.0).collect();
@@ -87,11 +88,26 @@ fn the_method_of_the_guide_is_one() {
     let progress = Progress { seed: 1, step: 0, steps: 10, steps_per_epoch: 5 };
     let batch = MicroBatch { progress, images: vec![0, 1, 2, 3], views: vec![view(0), view(3)] };
     let rows = (0..2).flat_map(|view| (0..4).map(move |image| (image, view))).collect();
-    let outputs = learner.encode(&batch, &mut Pass::train(Noise { seed: 1, step: 0, rows }));
-    let loss = learner.loss(outputs, &progress);
-    let mean = loss.sum.clone().into_scalar::<f32>() / loss.count as f32;
-    assert!(mean > 0.0 && mean < 4.0, "{mean}");
-    let gradient = learner.gradients(&mut loss.sum.backward());
-    assert_eq!(gradient.len(), learner.layout().num_weights());
-    assert!(gradient.iter().all(|g| g.is_finite()) && gradient.iter().any(|&g| g != 0.0));
+    let noise = Noise { seed: 1, step: 0, rows };
+    let mut means = Vec::new();
+    for _ in 0..6 {
+        let outputs = learner.encode(&batch, &mut Pass::train(noise.clone()));
+        let loss = learner.loss(outputs, &progress);
+        means.push(loss.sum.clone().into_scalar::<f32>() / loss.count as f32);
+        let gradient = learner.gradients(&mut loss.sum.backward());
+        assert_eq!(gradient.len(), learner.layout().num_weights());
+        let moved = learner.weights().iter().zip(&gradient).map(|(w, g)| w - 0.05 * g / loss.count as f32).collect();
+        learner.set(&Flat::upload(moved, learner.buffers(), &device));
+    }
+    assert!(means[0] < 4.0 && means[5] < 0.9 * means[0], "it learns: {means:?}");
+}
+
+#[test]
+fn the_guide_shows_it_word_for_word() {
+    let own = include_str!("toy_method.rs");
+    let start = own.find("/// The `[method.toy]` table.").unwrap();
+    let method = &own[start..own.find("\n#[test]").unwrap()];
+    let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/CONTRIBUTING.md")).unwrap();
+    let method = method.trim_end().replace("pub(crate)", "pub");
+    assert!(guide.contains(&method), "copy the method into CONTRIBUTING.md");
 }

@@ -1,0 +1,164 @@
+//! Messages between the processes of a run.
+//!
+//! A [`Transport`] moves bytes; MPI is one. [`Link`] checks what it moves: every message says which operation of the sender it belongs to, so that
+//! processes that have parted ways stop, and say where, instead of adding up the wrong numbers or waiting for ever.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::collective::Aborted;
+
+/// Moves messages between processes. One thread of a process calls it.
+pub trait Transport: Send + Sync {
+    /// This process's number, from 0.
+    fn process(&self) -> usize;
+
+    /// Number of processes.
+    fn processes(&self) -> usize;
+
+    /// Sends `parts[p]` to process `p`, for every process, and returns what each process sent to this one, in their order.
+    ///
+    /// `operation` says in words what is waited for.
+    ///
+    /// # Errors
+    /// When a process has failed, or is not heard of until the deadline.
+    fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Vec<u8>>, Aborted>;
+
+    /// Tells every process to stop, and why. Any thread may call it.
+    fn abort(&self, reason: &str);
+}
+
+/// Types that travel.
+pub(super) trait Element: Copy + Send + Sync + 'static {
+    /// Name in messages.
+    const NAME: &'static str;
+    /// Appends the little-endian bytes.
+    fn write(values: &[Self], bytes: &mut Vec<u8>);
+    /// Reads what [`write`](Self::write) wrote.
+    fn read(bytes: &[u8]) -> Vec<Self>;
+}
+
+macro_rules! element {
+    ($type:ty) => {
+        impl Element for $type {
+            const NAME: &'static str = stringify!($type);
+
+            fn write(values: &[Self], bytes: &mut Vec<u8>) {
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+
+            fn read(bytes: &[u8]) -> Vec<Self> {
+                let (chunks, _) = bytes.as_chunks::<{ size_of::<Self>() }>();
+                chunks.iter().map(|&chunk| Self::from_le_bytes(chunk)).collect()
+            }
+        }
+    };
+}
+
+element!(f32);
+element!(f64);
+element!(u64);
+
+/// A transport whose messages are checked.
+pub struct Link {
+    transport: Arc<dyn Transport>,
+    /// Operations so far.
+    sequence: AtomicU64,
+}
+
+impl Link {
+    /// Checks the messages of a transport.
+    #[must_use]
+    pub fn new(transport: Arc<dyn Transport>) -> Self {
+        Self { transport, sequence: AtomicU64::new(0) }
+    }
+
+    /// This process's number, from 0.
+    #[must_use]
+    pub fn process(&self) -> usize {
+        self.transport.process()
+    }
+
+    /// Number of processes.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.transport.processes()
+    }
+
+    /// Tells every process to stop, and why.
+    pub fn abort(&self, reason: &str) {
+        self.transport.abort(reason);
+    }
+
+    /// Sends values to each process and returns what each sent here. `size` must be the same everywhere.
+    pub(super) fn exchange<T: Element>(
+        &self,
+        name: &str,
+        size: usize,
+        parts: &[&[T]],
+    ) -> Result<Vec<Vec<T>>, Aborted> {
+        let header = self.header::<T>(name, size);
+        let parts = parts.iter().map(|part| {
+            let mut bytes = Vec::with_capacity(header.len() + 1 + size_of_val(*part));
+            bytes.extend_from_slice(header.as_bytes());
+            bytes.push(0);
+            T::write(part, &mut bytes);
+            Arc::new(bytes)
+        });
+        self.move_checked(&header, parts.collect())
+    }
+
+    /// Gives every process the values of all, in their order; lengths may differ.
+    pub(super) fn all_gather<T: Element>(&self, name: &str, values: &[T]) -> Result<Vec<Vec<T>>, Aborted> {
+        let header = self.header::<T>(name, 0);
+        let mut bytes = header.clone().into_bytes();
+        bytes.push(0);
+        T::write(values, &mut bytes);
+        let bytes = Arc::new(bytes);
+        self.move_checked(&header, vec![bytes; self.processes()])
+    }
+
+    /// Gives every process the text of each.
+    ///
+    /// # Errors
+    /// When a process has failed.
+    pub fn all_gather_text(&self, name: &str, text: &str) -> Result<Vec<String>, Aborted> {
+        let code: Vec<u64> = text.bytes().map(u64::from).collect();
+        let all = self.all_gather(name, &code)?;
+        let decode = |code: Vec<u64>| code.into_iter().map(|byte| byte as u8).collect::<Vec<u8>>();
+        Ok(all.into_iter().map(|code| String::from_utf8_lossy(&decode(code)).into_owned()).collect())
+    }
+
+    /// What an operation is, for people: the header of its messages.
+    fn header<T: Element>(&self, name: &str, size: usize) -> String {
+        let number = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let size = if size == 0 { String::new() } else { format!(", {size} values") };
+        format!("operation {number}, {name} of {}{size}", T::NAME)
+    }
+
+    fn move_checked<T: Element>(&self, header: &str, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Vec<T>>, Aborted> {
+        let received = self.transport.exchange(header, parts)?;
+        let mut values = Vec::with_capacity(received.len());
+        for (process, bytes) in received.iter().enumerate() {
+            let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+            let (theirs, rest) = bytes.split_at(end);
+            if theirs != header.as_bytes() {
+                let reason = format!(
+                    "processes do different things: process {} is at {header}, process {process} at {}",
+                    self.process(),
+                    String::from_utf8_lossy(theirs)
+                );
+                self.abort(&reason);
+                return Err(Aborted { reason });
+            }
+            values.push(T::read(rest.get(1..).unwrap_or_default()));
+        }
+        Ok(values)
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {} of {}", self.process(), self.processes())
+    }
+}
