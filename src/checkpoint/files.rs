@@ -38,9 +38,11 @@ pub(super) fn encode(tensors: &[(String, Slice<'_>)]) -> io::Result<Vec<u8>> {
 pub(super) fn decode(bytes: &[u8]) -> Result<Tensors, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
     let mut tensors = BTreeMap::new();
-    for (name, view) in file.iter() {
+    let mut views: Vec<_> = file.iter().collect();
+    views.sort_by_key(|(name, _)| *name);
+    for (name, view) in views {
         if view.dtype() != Dtype::F32 {
-            return Err(format!("`{name}` is {:?}, F32 was written", view.dtype()));
+            return Err(format!("{name:?} is {:?}, and only F32 is read", view.dtype()));
         }
         let (values, _) = view.data().as_chunks::<4>();
         tensors

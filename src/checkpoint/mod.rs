@@ -316,6 +316,15 @@ pub fn read_tensors(file: &Path) -> Result<Tensors, CheckpointError> {
     files::decode(&read(file)?).map_err(|reason| CheckpointError::Damaged { path: file.to_owned(), reason })
 }
 
+/// Encodes fp32 tensors as a safetensors file.
+///
+/// # Errors
+/// When safetensors refuses, as for an empty name.
+pub fn encode_tensors(tensors: &Tensors) -> io::Result<Vec<u8>> {
+    let slices = tensors.iter().map(|(name, (shape, values))| (name.clone(), (shape.as_slice(), values.as_slice())));
+    files::encode(&slices.collect::<Vec<_>>())
+}
+
 fn tensors_of(path: &Path, file: &str) -> Result<Tensors, CheckpointError> {
     read_tensors(&path.join(file))
 }

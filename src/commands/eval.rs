@@ -10,7 +10,7 @@ use crate::cli::EvalCommand;
 use crate::data::{self, Split};
 use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
-use crate::plan::{Ranks, Request};
+use crate::plan::{Ranks, Request, recorded_start};
 use crate::recipe;
 use crate::report::Summary;
 
@@ -28,12 +28,12 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     }
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let request = Request { name, ranks: Ranks::Auto, cores: pretrain::cores(), device: chosen.description };
-    let start = start::open(&loaded).unwrap_or_else(|_| {
-        // what it learnt is in the checkpoint; only the comparison needs where it began
-        super::say("note: the weights this run started from (`init`) are gone; `untrained` is the network with random weights");
-        None
-    });
+    let request = Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
+    if args.overrides.iter().any(|change| change.trim_start().starts_with("init")) {
+        let text = "`init` cannot be changed here: a run is compared with the weights that it started from";
+        return Err(Failure::message(Kind::Usage, text));
+    }
+    let start = recorded_start(&folder).map(|(from, digest)| start::kept(&folder, &from, &digest)).transpose()?;
     let plan = pretrain::resolve(&loaded, source.as_ref(), start, &request)?;
 
     let inputs = plan.recipe.inputs();

@@ -5,6 +5,7 @@ mod data;
 mod eval;
 mod launch_info;
 mod pretrain;
+mod processes;
 mod recipe;
 mod start;
 

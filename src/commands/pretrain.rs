@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use super::processes::Processes;
 use super::{print, say, start};
 use crate::backend;
 use crate::checkpoint;
@@ -17,60 +18,58 @@ use crate::files::{FileError, write_atomically};
 use crate::model::Start;
 use crate::optim::{Groups, ParameterRule};
 use crate::plan::{DataFacts, Plan, Request};
-use crate::recipe::{self, Loaded, Problem};
+use crate::recipe::{self, Loaded, Problem, Recipe};
 use crate::report::{Environment, Summary, quoted, read_metrics};
 
 pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
+    let processes = Processes::connect()?;
+    let outcome = train(args, &processes);
+    processes.end(outcome)
+}
+
+fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
     let started = SystemTime::now();
     let loaded = recipe::load(&args.recipe.recipe, &args.recipe.overrides)?;
     let backend::Chosen { device, description, note } =
         backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = note {
-        say(&format!("note: {note}"));
+        processes.say(&format!("note: {note}"));
     }
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
-    let mut plan = plan(args, &loaded, source.as_ref(), description)?;
+    let mut plan = plan(args, processes, &loaded, source.as_ref(), description)?;
     let groups = groups(&mut plan, &loaded)?;
+    processes.agree("plan", plan.digest())?;
     // chosen before training, so that a mistake in `eval.test` is said before hours of work
     let eval_set = (!plan.recipe.eval.skip).then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
     if args.dry_run {
         for warning in &plan.warnings {
-            say(&warning.to_string());
+            processes.say(&warning.to_string());
         }
-        return print(format_args!("{plan}\n{}", groups.table(&plan.weight_decay)));
+        return if processes.leads() {
+            print(format_args!("{plan}\n{}", groups.table(&plan.weight_decay)))
+        } else {
+            Ok(())
+        };
     }
 
-    let folder = args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(&plan.name));
-    // taken before looking at what is there, and moved along with a run that is set aside
-    let mut held = if folder.is_dir() { Some(lock(&folder)?) } else { None };
-    let resume = match &args.resume {
-        Resume::Never => {
-            if set_aside(&folder)? {
-                held = None;
-            }
-            None
-        }
-        Resume::Auto => newest(&plan, &folder)?,
-        Resume::From(path) => Some(given(&plan, &folder, path)?),
-    };
-    fs::create_dir_all(&folder).map_err(FileError::at(&folder, "create the run folder"))?;
-    let _held = match held {
-        Some(held) => held,
-        None => lock(&folder)?,
-    };
-    write_description(&folder, &loaded, &plan, started)?;
+    let folder = run_folder(args, &plan.recipe, &plan.name);
+    // only the first process writes what all share; what it decides and how it fails reaches the others
+    let prepared =
+        if processes.leads() { Some(prepare(args, &loaded, &mut plan, &folder, started)?) } else { None };
+    let resume = prepared.as_ref().and_then(|(_held, resume)| resume.clone());
+    let resume = processes.from_first("checkpoint to go on from", resume.as_deref())?;
     for note in &plan.notes {
-        say(&format!("note: {note}"));
+        processes.say(&format!("note: {note}"));
     }
     for warning in &plan.warnings {
-        say(&warning.to_string());
+        processes.say(&warning.to_string());
     }
     if let Some(note) = eval_set.as_ref().and_then(EvalSet::note) {
-        say(&format!("note: {note}"));
+        processes.say(&format!("note: {note}"));
     }
 
-    let stop = watch_signals()?;
-    let bad_list = folder.join("bad-images.jsonl");
+    let stop = watch_signals(processes.leads())?;
+    let bad_list = folder.join(processes.own_name("bad-images", "jsonl"));
     let max_bad = plan.recipe.data.max_bad;
     let bad_images = BadImages::open(Some(&bad_list), source.len(), max_bad).map_err(engine::EngineError::from)?;
     bad_images.judge().map_err(engine::EngineError::from)?;
@@ -80,11 +79,15 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         source: Arc::clone(&source),
         bad_images: Arc::clone(&bad_images),
         device: device.clone(),
+        link: processes.link(),
         folder: &folder,
         resume,
         stop,
     };
     let trained = engine::train(&job)?;
+    if !processes.leads() {
+        return Ok(());
+    }
 
     let mut summary = describe(&plan, &folder, &trained, resume_command(args));
     summary.bad_images = bad_images.count() as u64;
@@ -107,6 +110,36 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         summary.write()?;
     }
     print(summary)
+}
+
+/// Makes the run folder, with what the run is; returns its lock and the checkpoint to go on from.
+fn prepare(
+    args: &PretrainArgs,
+    loaded: &Loaded,
+    plan: &mut Plan,
+    folder: &Path,
+    started: SystemTime,
+) -> Result<(File, Option<PathBuf>), Failure> {
+    // taken before looking at what is there, and moved along with a run that is set aside
+    let mut held = if folder.is_dir() { Some(lock(folder)?) } else { None };
+    let resume = match &args.resume {
+        Resume::Never => {
+            if set_aside(folder)? {
+                held = None;
+            }
+            None
+        }
+        Resume::Auto => newest(plan, folder)?,
+        Resume::From(path) => Some(given(plan, folder, path)?),
+    };
+    fs::create_dir_all(folder).map_err(FileError::at(folder, "create the run folder"))?;
+    let held = match held {
+        Some(held) => held,
+        None => lock(folder)?,
+    };
+    start::keep(plan, folder)?;
+    write_description(folder, loaded, plan, started)?;
+    Ok((held, resume))
 }
 
 /// Evaluates trained weights beside the same network untrained.
@@ -164,10 +197,29 @@ pub(super) fn resolve(
     Ok(Plan::new(loaded.recipe.clone(), facts, start, request).map_err(|problems| loaded.error(problems))?)
 }
 
-fn plan(args: &PretrainArgs, loaded: &Loaded, source: &dyn Source, device: String) -> Result<Plan, Failure> {
+fn plan(
+    args: &PretrainArgs,
+    processes: &Processes,
+    loaded: &Loaded,
+    source: &dyn Source,
+    device: String,
+) -> Result<Plan, Failure> {
     let name = args.recipe.recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
-    let request = Request { name: name.into_owned(), ranks: args.ranks, cores: cores(), device };
-    resolve(loaded, source, start::open(loaded)?, &request)
+    let request = Request {
+        name: name.into_owned(),
+        ranks: args.ranks,
+        processes: processes.count(),
+        cores: processes.cores(cores()),
+        device,
+    };
+    let goes_on = args.resume != Resume::Never;
+    let folder = goes_on.then(|| run_folder(args, &loaded.recipe, &request.name));
+    resolve(loaded, source, start::open(loaded, folder.as_deref())?, &request)
+}
+
+fn run_folder(args: &PretrainArgs, recipe: &Recipe, name: &str) -> PathBuf {
+    let name = recipe.name.as_deref().unwrap_or(name);
+    args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(name))
 }
 
 /// Builds the network once, so that what does not fit together is said before anything is written.
@@ -316,19 +368,21 @@ fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: Syste
 static TRAINED: AtomicBool = AtomicBool::new(false);
 
 /// First signal: finish the step and write a checkpoint. Second: exit at once.
-fn watch_signals() -> Result<&'static AtomicBool, Failure> {
+fn watch_signals(leads: bool) -> Result<&'static AtomicBool, Failure> {
     static STOP: AtomicBool = AtomicBool::new(false);
-    let handler = || {
+    let handler = move || {
         let trained = TRAINED.load(Ordering::Relaxed);
         if STOP.swap(true, Ordering::Relaxed) {
             // once trained, a checkpoint is there
             std::process::exit(if trained { 0 } else { i32::from(Kind::Interrupted.exit_code()) });
         }
-        say(if trained {
-            "stopping the evaluation (once more: stop now)"
-        } else {
-            "stopping after this step, then writing a checkpoint (once more: stop now)"
-        });
+        if leads {
+            say(if trained {
+                "stopping the evaluation (once more: stop now)"
+            } else {
+                "stopping after this step, then writing a checkpoint (once more: stop now)"
+            });
+        }
     };
     ctrlc::set_handler(handler).map_err(|error| Failure::new(Kind::Failure, error))?;
     Ok(&STOP)

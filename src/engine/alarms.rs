@@ -41,15 +41,16 @@ impl Alarms {
             found.extend(plateau(mean, uniform));
         }
         if let Some(shape) = numbers.embeddings
-            && let (Some(spread), Some(rank)) = (push(&mut self.spreads, shape.spread), push(&mut self.ranks, shape.rank))
+            && let Some(spread) = push(&mut self.spreads, shape.spread)
         {
+            let rank = shape.rank.and_then(|rank| push(&mut self.ranks, rank));
             let step = numbers.step;
             if spread < COLLAPSED || spread.is_nan() {
                 found.push(collapse(format!(
                     "the embeddings of different images are nearly the same at step {step}: spread {spread:.3} of the last {WINDOW} steps \
                      (1 fills the sphere, 0 is a point)"
                 )));
-            } else if rank < LINE {
+            } else if let Some(rank) = rank.filter(|rank| *rank < LINE) {
                 found.push(collapse(format!(
                     "the embeddings of all images lie nearly on a line at step {step}: they differ in {rank:.2} directions over the last \
                      {WINDOW} steps"
@@ -83,7 +84,7 @@ mod tests {
     use crate::engine::Shape;
 
     fn run(loss: impl Fn(u64) -> f64, spread: impl Fn(u64) -> Option<f64>, steps: u64) -> Vec<(u64, &'static str)> {
-        shaped(loss, |step| spread(step).map(|spread| Shape { spread, rank: 20.0 }), steps)
+        shaped(loss, |step| spread(step).map(|spread| Shape { spread, rank: Some(20.0) }), steps)
     }
 
     fn shaped(
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(run(|_| 4.0, |step| Some(if step < 300 { 0.9 } else { 0.0 }), 600), [(344, "collapse")]);
         assert_eq!(run(|_| 4.0, |_| Some(f64::NAN), 600), [(120, "collapse")]);
         // both ends of a line are far apart
-        let line = |step| Some(Shape { spread: 1.0, rank: if step < 200 { 5.0 } else { 1.01 } });
+        let line = |step| Some(Shape { spread: 1.0, rank: Some(if step < 200 { 5.0 } else { 1.01 }) });
         assert_eq!(shaped(|_| 4.0, line, 600), [(248, "collapse")]);
     }
 }

@@ -44,7 +44,7 @@ pub enum EngineError {
         "step {step}: the {what} is {value}\nhint: nothing of this step is saved; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
     )]
     NotFinite {
-        /// The step.
+        /// The step, counted from 1 as in the logs.
         step: u64,
         /// Loss or gradient norm.
         what: &'static str,

@@ -4,6 +4,8 @@ use burn::tensor::Tensor;
 
 /// Rows that the rank is taken of, the first; more would cost and say little.
 const ROWS: usize = 64;
+/// Rows below which a rank means little.
+const FEWEST: usize = 8;
 
 /// Numbers that shrink when embeddings collapse.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,8 +14,8 @@ pub struct Shape {
     /// (`SimSiam`, Chen & He, 2020, <https://arxiv.org/abs/2011.10566>, figure 2).
     pub spread: f64,
     /// Effective number of directions they differ in: `(sum e)^2 / sum e^2` of the eigenvalues of their covariance (participation ratio). From 1,
-    /// a line, to the dimension or one less than the rows.
-    pub rank: f64,
+    /// a line, to the dimension or one less than the rows; nothing for fewer than 8 rows, of which two always lie on a line.
+    pub rank: Option<f64>,
 }
 
 impl Shape {
@@ -31,7 +33,7 @@ impl Shape {
         let rows: Vec<&[f32]> = values.chunks_exact(dim.max(1)).collect();
         // rows have length 1, so the variances of all dimensions add up to 1 - |mean|^2
         let length = mean(&rows).iter().map(|m| m * m).sum::<f64>();
-        Some(Self { spread: (1.0 - length).max(0.0).sqrt(), rank: rank(&rows[..images.min(ROWS)]) })
+        Some(Self { spread: (1.0 - length).max(0.0).sqrt(), rank: (images >= FEWEST).then(|| rank(&rows[..images.min(ROWS)])) })
     }
 }
 
@@ -89,23 +91,25 @@ mod tests {
     #[test]
     fn a_point_a_line_and_a_sphere() {
         assert_eq!(shape(&[vec![1.0, 2.0]]), None);
-        let point = shape(&vec![vec![3.0, 4.0, 0.0]; 5]).unwrap();
-        assert!(point.spread < 1e-3 && point.rank < 1.1, "{point:?}");
+        assert_eq!(shape(&vec![vec![3.0, 4.0, 0.0]; 7]).unwrap().rank, None);
+        let point = shape(&vec![vec![3.0, 4.0, 0.0]; 8]).unwrap();
+        assert!(point.spread < 1e-3 && point.rank.unwrap() < 1.1, "{point:?}");
         // both ends of a line: spread without rank
         let line: Vec<_> = (0..40).map(|i| vec![if i % 2 == 0 { 1.0 } else { -1.0 }, 0.0, 0.0]).collect();
         let line = shape(&line).unwrap();
-        assert!((line.spread - 1.0).abs() < 1e-6 && (line.rank - 1.0).abs() < 1e-6, "{line:?}");
+        assert!((line.spread - 1.0).abs() < 1e-6 && (line.rank.unwrap() - 1.0).abs() < 1e-6, "{line:?}");
         // the corners of a cross in 20 dimensions (more than the lanes of a register)
         let corner = |i: usize| (0..20).map(|d| if d == i / 2 { 1.0 - 2.0 * (i % 2) as f32 } else { 0.0 }).collect();
         let cross = shape(&(0..40).map(corner).collect::<Vec<Vec<f32>>>()).unwrap();
-        assert!((cross.spread - 1.0).abs() < 1e-6 && (cross.rank - 20.0).abs() < 1e-4, "{cross:?}");
+        assert!((cross.spread - 1.0).abs() < 1e-6 && (cross.rank.unwrap() - 20.0).abs() < 1e-4, "{cross:?}");
     }
 
     #[test]
     fn what_is_not_a_number_stays_so() {
-        let bad = shape(&[vec![f32::NAN, 1.0], vec![1.0, 0.0]]).unwrap();
-        assert!(bad.rank.is_nan(), "{bad:?}");
-        let zero = shape(&[vec![0.0, 0.0], vec![0.0, 0.0]]).unwrap();
-        assert_eq!(zero.rank, 0.0);
+        let mut rows = vec![vec![1.0, 0.0]; 8];
+        rows[3][1] = f32::NAN;
+        let bad = shape(&rows).unwrap();
+        assert!(bad.rank.unwrap().is_nan(), "{bad:?}");
+        assert_eq!(shape(&vec![vec![0.0, 0.0]; 8]).unwrap().rank, Some(0.0));
     }
 }

@@ -17,7 +17,7 @@ use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::Warning;
 use crate::ops;
-use crate::parallel::{Collective, ThreadRank, run_ranks};
+use crate::parallel::{Collective, Link, ProcessRank, run_ranks};
 use crate::plan::Plan;
 
 /// A run to be trained.
@@ -30,6 +30,8 @@ pub struct Job<'a> {
     pub bad_images: Arc<BadImages>,
     /// Where tensors live, without autodiff.
     pub device: Device,
+    /// The other processes of the run, if there are any.
+    pub link: Option<&'a Arc<Link>>,
     /// The run folder.
     pub folder: &'a Path,
     /// Checkpoint to go on from.
@@ -62,7 +64,15 @@ pub struct Trained {
 pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
     ops::configure(job.plan.recipe.ops);
     let panicked = |rank, text| EngineError::Panicked { rank, text };
-    let mut results = run_ranks(job.plan.ranks, panicked, |rank| train_rank(job, &rank))?;
+    let threads = job.plan.threads();
+    let outcome = match job.link {
+        None => run_ranks(threads, panicked, |rank| train_rank(job, &rank)),
+        Some(link) => run_ranks(threads, panicked, |thread| train_rank(job, &ProcessRank::new(thread, Arc::clone(link)))),
+    };
+    if let (Err(error), Some(link)) = (&outcome, job.link) {
+        link.abort(&error.to_string());
+    }
+    let mut results = outcome?;
     match results.swap_remove(0) {
         Some(trained) => Ok(trained),
         None => unreachable!("the first rank leads its process and returns the state"),
@@ -70,7 +80,7 @@ pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
 }
 
 /// Returns what came out on the first rank.
-fn train_rank(job: &Job<'_>, ranks: &ThreadRank) -> Result<Option<Trained>, EngineError> {
+fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, EngineError> {
     let plan = job.plan;
     let recipe = &plan.recipe;
     let device = job.device.clone().autodiff();
@@ -134,7 +144,7 @@ fn settings(plan: &Plan) -> Settings {
     }
 }
 
-fn loader_plan(job: &Job<'_>, ranks: &ThreadRank, steps: Range<u64>, micros: Range<usize>) -> LoaderPlan {
+fn loader_plan(job: &Job<'_>, ranks: &dyn Collective, steps: Range<u64>, micros: Range<usize>) -> LoaderPlan {
     let recipe = &job.plan.recipe;
     LoaderPlan {
         source: Arc::clone(&job.source),
@@ -146,7 +156,7 @@ fn loader_plan(job: &Job<'_>, ranks: &ThreadRank, steps: Range<u64>, micros: Ran
         first_step: steps.start,
         num_steps: steps.end - steps.start,
         micros,
-        workers: job.plan.workers.div_ceil(ranks.world_size()),
+        workers: job.plan.workers.div_ceil(ranks.threads()),
         prefetch: recipe.data.prefetch,
         mean: recipe.data.mean,
         std: recipe.data.std,

@@ -108,7 +108,7 @@ impl<'a> Trainer<'a> {
             device,
         };
         let start =
-            ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.world_size())).transpose()?;
+            ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.threads())).transpose()?;
         let (leader, start) = match start {
             Some((leader, state)) => {
                 let flat = Flat::upload(state.weights, state.buffers, &spec.device);
@@ -248,7 +248,7 @@ pub fn specs(layout: &Layout) -> Vec<ParamSpec> {
 }
 
 fn finite(step: u64, what: &'static str, value: f64) -> Result<(), EngineError> {
-    if value.is_finite() { Ok(()) } else { Err(EngineError::NotFinite { step, what, value }) }
+    if value.is_finite() { Ok(()) } else { Err(EngineError::NotFinite { step: step + 1, what, value }) }
 }
 
 /// Finds the first value that is NaN or infinite.

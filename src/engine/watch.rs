@@ -54,7 +54,7 @@ impl Watch {
             grad_norm: numbers.grad_norm as f32,
             images: numbers.step * images,
             embedding_spread: numbers.embeddings.map(|shape| shape.spread as f32),
-            embedding_rank: numbers.embeddings.map(|shape| shape.rank as f32),
+            embedding_rank: numbers.embeddings.and_then(|shape| Some(shape.rank? as f32)),
             parts: numbers.parts.iter().map(|(name, value)| ((*name).to_owned(), *value as f32)).collect(),
             time_s: (now - self.started).as_secs_f64(),
             images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),

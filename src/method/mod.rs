@@ -260,8 +260,10 @@ pub trait Learner: Send {
     fn at_start(&self, weights: &mut [f32]);
     /// Returns what stands for each image after the backbone, `[images, dim]`.
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2>;
-    /// Returns the weights of the encoder that is evaluated and exported (of the teacher where a method says so).
+    /// Returns the weights of the encoder that is evaluated and exported.
     fn backbone(&self) -> Start;
+    /// Tells whose encoder that is: the student's or the teacher's.
+    fn evaluated(&self) -> &'static str;
     /// Returns the parameters' paths, shapes and places in the flat vectors.
     fn layout(&self) -> &Layout;
     /// Returns the trained parameters in flat order.
@@ -346,6 +348,13 @@ impl<M: Method> Learner for Holder<M> {
             (entry.path.clone(), (entry.shape.clone(), values[place.range()].to_vec()))
         };
         Start::new(Layout::of(self.network().backbone()).entries().iter().map(tensor).collect())
+    }
+
+    fn evaluated(&self) -> &'static str {
+        let own = Layout::of(self.network().backbone());
+        let trained = own.entries().iter().any(|entry| self.layout.entry(entry.id).kind == Kind::Trained);
+        // in a network built without gradients, too, the kind says which is trained
+        if trained { "student" } else { "teacher" }
     }
 
     fn layout(&self) -> &Layout {

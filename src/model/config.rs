@@ -26,6 +26,30 @@ impl BackboneConfig {
         }
     }
 
+    /// Lists what differs in the network of `other`; how it is drawn or regularised is no difference.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let table = |config: &Self| -> Option<toml::Table> {
+            let mut config = config.clone();
+            config.spell_out();
+            let mut table = toml::Table::try_from(&config).ok()?.remove(config.name())?.as_table()?.clone();
+            ["drop_path", "init", "zero_init_residual", "size"].iter().for_each(|key| drop(table.remove(*key)));
+            Some(table)
+        };
+        if self.name() != other.name() {
+            return vec![format!("it is a {}, the recipe's a {}", self.name(), other.name())];
+        }
+        let (Some(mine), Some(theirs)) = (table(self), table(other)) else { return Vec::new() };
+        let mut keys: Vec<&String> = mine.keys().chain(theirs.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        let shown = |value: Option<&toml::Value>| value.map_or_else(|| "absent".to_owned(), ToString::to_string);
+        keys.into_iter()
+            .filter(|key| mine.get(*key) != theirs.get(*key))
+            .map(|key| format!("`{key}` is {} there and {} here", shown(mine.get(key)), shown(theirs.get(key))))
+            .collect()
+    }
+
     /// Writes out the sizes that a named size stands for.
     pub fn spell_out(&mut self) {
         match self {

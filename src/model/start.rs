@@ -11,13 +11,45 @@ const BACKBONE: &str = "backbone.";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Start {
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    from: String,
+    origin: String,
 }
 
 impl Start {
     /// Takes shape and values of each tensor.
     #[must_use]
     pub fn new(tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Self {
-        Self { tensors }
+        Self { tensors, from: String::new(), origin: String::new() }
+    }
+
+    /// Says what named them.
+    #[must_use]
+    pub fn from(self, typed: &str) -> Self {
+        self.described(typed, typed)
+    }
+
+    /// Says what named them, and what they are.
+    #[must_use]
+    pub fn described(self, typed: &str, origin: &str) -> Self {
+        Self { from: typed.to_owned(), origin: origin.to_owned(), ..self }
+    }
+
+    /// Returns what named them.
+    #[must_use]
+    pub fn typed(&self) -> &str {
+        &self.from
+    }
+
+    /// Returns what they are, in words.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// Returns shape and values of each tensor.
+    #[must_use]
+    pub fn tensors(&self) -> &BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+        &self.tensors
     }
 
     /// Returns the values of the tensor at a module path such as `backbone.conv1.weight`, if they are here and have this shape.
@@ -50,11 +82,14 @@ impl Start {
                     if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
                         return Err(format!("`{name}` holds {bad}"));
                     }
+                    if let Some(bad) = values.iter().find(|value| name.ends_with("running_var") && **value < 0.0) {
+                        return Err(format!("`{name}` holds {bad}, no variance"));
+                    }
                 }
             }
         }
         match self.tensors.keys().find(|name| !own.contains_key(name.as_str())) {
-            Some(name) => Err(format!("it has `{name}`, the recipe's backbone has not")),
+            Some(name) => Err(format!("it has {name:?}, the recipe's backbone has not")),
             None => Ok(()),
         }
     }
@@ -146,7 +181,7 @@ mod tests {
         let wider = fits(|t| t.get_mut("bn1.bias").unwrap().0 = vec![5]).unwrap_err();
         assert_eq!(wider, "`bn1.bias` is [5] there and [4] in the recipe's backbone");
         let more = fits(|t| drop(t.insert("fc.weight".to_owned(), (vec![1], vec![0.0])))).unwrap_err();
-        assert_eq!(more, "it has `fc.weight`, the recipe's backbone has not");
+        assert_eq!(more, "it has \"fc.weight\", the recipe's backbone has not");
         let bad = fits(|t| t.get_mut("bn1.bias").unwrap().1[1] = f32::NAN).unwrap_err();
         assert_eq!(bad, "`bn1.bias` holds NaN");
     }

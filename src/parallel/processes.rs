@@ -113,7 +113,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::super::collective::run_ranks;
-    use super::super::transport::Transport;
+    use super::super::transport::{Patience, Transport};
     use super::*;
 
     /// Processes that are threads of the test.
@@ -128,7 +128,7 @@ mod tests {
             self.0.world_size()
         }
 
-        fn exchange(&self, _: &str, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Vec<u8>>, Aborted> {
+        fn exchange(&self, _: &str, parts: Vec<Arc<Vec<u8>>>, _: Patience) -> Result<Vec<Vec<u8>>, Aborted> {
             let all = self.0.exchange(parts)?;
             Ok(all.iter().map(|parts| parts[self.process()].to_vec()).collect())
         }

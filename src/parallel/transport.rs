@@ -8,6 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::collective::Aborted;
 
+/// How long an operation waits for other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Until the transport's deadline.
+    Deadline,
+    /// As long as it takes: the first process is busy with what only it does.
+    Endless,
+}
+
 /// Moves messages between processes. One thread of a process calls it.
 pub trait Transport: Send + Sync {
     /// This process's number, from 0.
@@ -22,10 +31,18 @@ pub trait Transport: Send + Sync {
     ///
     /// # Errors
     /// When a process has failed, or is not heard of until the deadline.
-    fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Vec<u8>>, Aborted>;
+    fn exchange(
+        &self,
+        operation: &str,
+        parts: Vec<Arc<Vec<u8>>>,
+        patience: Patience,
+    ) -> Result<Vec<Vec<u8>>, Aborted>;
 
     /// Tells every process to stop, and why. Any thread may call it.
     fn abort(&self, reason: &str);
+
+    /// Ends the connection, when all is done. Every process does.
+    fn finish(&self) {}
 }
 
 /// Types that travel.
@@ -90,6 +107,18 @@ impl Link {
         self.transport.abort(reason);
     }
 
+    /// Waits until every process is here, however long that takes, and ends the connection.
+    ///
+    /// # Errors
+    /// When a process has failed.
+    pub fn finish(&self) -> Result<(), Aborted> {
+        let header = self.header::<u64>("end of the run", 0);
+        let bytes = Arc::new(header.clone().into_bytes());
+        self.move_checked::<u64>(&header, vec![bytes; self.processes()], Patience::Endless)?;
+        self.transport.finish();
+        Ok(())
+    }
+
     /// Sends values to each process and returns what each sent here. `size` must be the same everywhere.
     pub(super) fn exchange<T: Element>(
         &self,
@@ -105,7 +134,7 @@ impl Link {
             T::write(part, &mut bytes);
             Arc::new(bytes)
         });
-        self.move_checked(&header, parts.collect())
+        self.move_checked(&header, parts.collect(), Patience::Deadline)
     }
 
     /// Gives every process the values of all, in their order; lengths may differ.
@@ -115,7 +144,7 @@ impl Link {
         bytes.push(0);
         T::write(values, &mut bytes);
         let bytes = Arc::new(bytes);
-        self.move_checked(&header, vec![bytes; self.processes()])
+        self.move_checked(&header, vec![bytes; self.processes()], Patience::Deadline)
     }
 
     /// Gives every process the text of each.
@@ -136,8 +165,13 @@ impl Link {
         format!("operation {number}, {name} of {}{size}", T::NAME)
     }
 
-    fn move_checked<T: Element>(&self, header: &str, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Vec<T>>, Aborted> {
-        let received = self.transport.exchange(header, parts)?;
+    fn move_checked<T: Element>(
+        &self,
+        header: &str,
+        parts: Vec<Arc<Vec<u8>>>,
+        patience: Patience,
+    ) -> Result<Vec<Vec<T>>, Aborted> {
+        let received = self.transport.exchange(header, parts, patience)?;
         let mut values = Vec::with_capacity(received.len());
         for (process, bytes) in received.iter().enumerate() {
             let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());

@@ -28,6 +28,8 @@ const NO_INFLUENCE: &[&str] = &[
 pub(super) const DATA: &str = "# data = ";
 /// The same of the weights it starts from.
 pub(super) const START: &str = "# init = ";
+/// What named those weights.
+pub(super) const START_FROM: &str = "# init from = ";
 
 /// A key whose value is not what it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +135,12 @@ pub(super) fn of(recipe: &Recipe, data: &DataFacts, start: Option<String>) -> Re
         hash.update(b"\n");
     }
     Ok(hash.finalize().to_hex().to_string())
+}
+
+/// Returns what named the weights that a run in `folder` started from, and their digest; nothing where they were drawn, or where there is no run.
+pub fn recorded_start(folder: &Path) -> Option<(String, String)> {
+    let plan = fs::read_to_string(folder.join("plan.toml")).ok()?;
+    Some((recorded(&plan, START_FROM)?, recorded(&plan, START)?))
 }
 
 fn influences(

@@ -110,11 +110,11 @@ fn large_batch(plan: &Plan) -> Option<Warning> {
 }
 
 fn crowded(plan: &Plan, cores: usize) -> Option<Warning> {
-    (plan.ranks > cores).then(|| Warning {
+    (plan.threads() > cores).then(|| Warning {
         code: "W004",
         message: format!(
             "{} ranks on {}: the result is the same, but it takes longer",
-            plan.ranks,
+            plan.threads(),
             plural(cores, "core")
         ),
         advice: vec![format!("use `--ranks {cores}` or `--ranks auto`")],

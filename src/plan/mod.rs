@@ -4,7 +4,7 @@ mod digest;
 mod guard;
 mod show;
 
-pub use digest::{Difference, FolderError};
+pub use digest::{Difference, FolderError, recorded_start};
 pub use guard::Warning;
 
 use std::fmt;
@@ -46,8 +46,10 @@ pub struct Plan {
     pub lr_rule: String,
     /// Micro-batches of one step, over all ranks.
     pub micro_batches: usize,
-    /// Rank threads.
+    /// Ranks: rank threads of all processes.
     pub ranks: usize,
+    /// Processes, each with as many rank threads.
+    pub processes: usize,
     /// Loader threads.
     pub workers: usize,
     /// What it runs on, in words.
@@ -80,8 +82,10 @@ pub struct DataFacts {
 pub struct Request {
     /// Name of the run, if the recipe has none.
     pub name: String,
-    /// Number of ranks.
+    /// Number of rank threads of each process.
     pub ranks: Ranks,
+    /// Number of processes.
+    pub processes: usize,
     /// Cores of the machine.
     pub cores: usize,
     /// What the run will compute on, in words.
@@ -143,13 +147,14 @@ impl Plan {
         let micro_batches = global / micro;
         let mut problems = Vec::new();
         problems.extend(batch_problem(data.images, global, micro));
-        let ranks = match request.ranks {
-            Ranks::Auto => request.cores.clamp(1, micro_batches),
-            Ranks::Count(count) => {
-                problems.extend(ranks_problem(count, global, micro));
-                count
-            }
+        let processes = request.processes.max(1);
+        let ranks = processes * match request.ranks {
+            Ranks::Auto => request.cores.clamp(1, (micro_batches / processes).max(1)),
+            Ranks::Count(count) => count,
         };
+        if request.ranks != Ranks::Auto || processes > 1 {
+            problems.extend(ranks_problem(ranks, processes, global, micro));
+        }
         if !problems.is_empty() {
             return Err(problems);
         }
@@ -191,6 +196,7 @@ impl Plan {
             lr_rule: rule,
             micro_batches,
             ranks,
+            processes,
             workers,
             device: request.device.clone(),
             parameters: None,
@@ -243,6 +249,11 @@ impl Plan {
         self.steps as f64 / self.steps_per_epoch as f64
     }
 
+    /// Returns the rank threads of each process.
+    pub fn threads(&self) -> usize {
+        self.ranks / self.processes
+    }
+
     /// Returns the micro-batches of a step that a rank runs: contiguous, and equally many up to one.
     ///
     /// # Panics
@@ -274,7 +285,7 @@ fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> 
     None
 }
 
-fn ranks_problem(count: usize, global: usize, micro: usize) -> Option<Problem> {
+fn ranks_problem(count: usize, processes: usize, global: usize, micro: usize) -> Option<Problem> {
     let micro_batches = global / micro;
     if (1..=micro_batches).contains(&count) {
         return None;
@@ -285,7 +296,7 @@ fn ranks_problem(count: usize, global: usize, micro: usize) -> Option<Problem> {
         .map_or(String::new(), |size| format!("; {count} would work with `batch.micro={size}`, which is another run"));
     Some(
         Problem::argument(
-            format!("--ranks {count}"),
+            if processes > 1 { format!("{processes} processes") } else { format!("--ranks {count}") },
             format!("a step has {micro_batches} micro-batches of {micro} images to share, fewer than {count} ranks"),
         )
         .hint(format!("any number from 1 to {micro_batches} gives the same result{other}")),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Plan;
-use super::digest::{DATA, START, flatten};
+use super::digest::{DATA, START, START_FROM, flatten};
 use crate::optim::{Clip, Each, LrDecay, Ramp};
 use crate::recipe::plural;
 
@@ -44,7 +44,7 @@ impl Plan {
             ("weight decay", self.weight_decay()),
             ("clipping", clipping(recipe.schedule.clip())),
             ("seed", recipe.seed.to_string()),
-            ("ranks", format!("{} ({})", self.ranks, self.shares())),
+            ("ranks", format!("{}{} ({})", self.ranks, self.spread(), self.shares())),
             ("device", self.device.clone()),
             ("loader", format!("{} threads, {} micro-batches ahead of each rank", self.workers, recipe.data.prefetch)),
             (
@@ -72,7 +72,10 @@ impl Plan {
             self.name,
             env!("CARGO_PKG_VERSION"),
             self.data.identity(),
-            self.start().map_or_else(String::new, |start| format!("{START}{}\n", start.digest())),
+            self.start().map_or_else(String::new, |start| {
+                let typed = start.typed().replace(char::is_control, " ");
+                format!("{START}{}\n{START_FROM}{typed}\n", start.digest())
+            }),
             self.digest,
             rows.join("\n"),
             self.recipe.to_toml()?
@@ -80,11 +83,13 @@ impl Plan {
     }
 
     fn init(&self) -> String {
-        let from = String::from(self.recipe.init.clone());
-        self.start().map_or(from.clone(), |start| {
-            let (tensors, values) = start.size();
-            format!("{from} ({tensors} tensors, {values} values)")
-        })
+        self.start().map_or_else(
+            || String::from(self.recipe.init.clone()),
+            |start| {
+                let (tensors, values) = start.size();
+                format!("{}: {tensors} tensors, {values} values", start.origin())
+            },
+        )
     }
 
     fn warmup(&self) -> String {
@@ -106,6 +111,10 @@ impl Plan {
     fn weight_decay(&self) -> String {
         let Ramp { start, end, .. } = self.weight_decay;
         if start == end { format!("{start}") } else { format!("{start}, cosine to {end}") }
+    }
+
+    fn spread(&self) -> String {
+        if self.processes == 1 { String::new() } else { format!(" in {} processes", self.processes) }
     }
 
     fn shares(&self) -> String {

@@ -29,7 +29,7 @@ fn facts(images: usize) -> DataFacts {
 }
 
 fn request(ranks: Ranks) -> Request {
-    Request { name: "a".to_owned(), ranks, cores: 2, device: "cpu".to_owned() }
+    Request { name: "a".to_owned(), ranks, processes: 1, cores: 2, device: "cpu".to_owned() }
 }
 
 fn recipe(overrides: &[&str]) -> Recipe {
@@ -132,7 +132,7 @@ fn the_plan_file_is_a_recipe_with_the_same_digest() {
     let text = first.to_toml().unwrap();
     let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
     assert_eq!(loaded.recipe, first.recipe);
-    let request = Request { ranks: Ranks::Count(1), cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
+    let request = Request { ranks: Ranks::Count(1), processes: 1, cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
     let again = Plan::new(loaded.recipe, facts(3000), None, &request).unwrap();
     assert_eq!(again.digest(), first.digest());
     assert_eq!(again.to_toml().unwrap().split_once("\n\n").unwrap().1, text.split_once("\n\n").unwrap().1);

@@ -16,6 +16,9 @@ pub struct Numbers {
     pub problems: Vec<Problem>,
 }
 
+/// Where a product of two numbers is still a number.
+const SINGLE: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+
 impl Numbers {
     /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
@@ -47,11 +50,13 @@ impl Numbers {
     /// Requires a finite number greater than 0.
     pub fn positive(&mut self, key: &str, value: f64) -> bool {
         self.require(value > 0.0 && value.is_finite(), key, value, "greater than 0 and finite")
+            && self.require(SINGLE.contains(&value), key, value, "from 1e-30 to 1e30: networks compute in single precision")
     }
 
     /// Requires a finite number of at least 0.
     pub fn not_negative(&mut self, key: &str, value: f64) -> bool {
         self.require(value >= 0.0 && value.is_finite(), key, value, "at least 0 and finite")
+            && self.require(value <= *SINGLE.end(), key, value, "at most 1e30: networks compute in single precision")
     }
 
     /// Requires a number from 0 to 1.

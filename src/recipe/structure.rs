@@ -108,7 +108,11 @@ impl<'a> Walk<'a> {
             match elsewhere.as_slice() {
                 [] => format!("allowed {}: {}", within(at), listing(allowed)),
                 [table] if table.is_empty() => format!("`{key}` belongs at the top, before the first table"),
-                tables => format!("`{key}` is a key of {}", listing(tables.iter().map(String::as_str))),
+                tables => {
+                    let named = tables.iter().filter(|table| !table.is_empty()).map(String::as_str);
+                    let top = if tables.iter().any(String::is_empty) { "belongs at the top, and " } else { "" };
+                    format!("`{key}` {top}is a key of {}", listing(named))
+                }
             }
         };
         self.push(Problem::of_key(path, format!("unknown key `{key}`")).hint(hint));

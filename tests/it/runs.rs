@@ -265,6 +265,14 @@ fn bitwise_with_queues_that_come_round() {
     }
 }
 
+fn refused_with(place: &Place, options: &[&str], words: &str) {
+    let output = place.output("refused", options);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(words) && text.contains("recipe.toml") | text.contains("init="), "{text}");
+    assert!(!place.path("refused").exists());
+}
+
 #[test]
 fn a_run_starts_from_the_weights_of_another() {
     let place = Place::new(SIMCLR);
@@ -301,16 +309,24 @@ fn a_run_starts_from_the_weights_of_another() {
     fs::copy(first.join("checkpoints/step-00000006/ema.safetensors"), &copy).unwrap();
     let init = format!("init={}", copy.display());
     place.run("copy", &["--ranks", "1", &init]).assert_same(&whole, "the weights alone");
-    fs::remove_dir_all(place.path("second/checkpoints/step-00000006")).unwrap();
-    place.run("second", &["--ranks", "1", &init]).assert_same(&whole, "resumed");
 
-    let refused = |init: &str, words: &str| {
-        let output = place.output("refused", &[&format!("init={init}")]);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(words), "{text}");
-        assert!(!place.path("refused").exists());
-    };
+    // the run has its own copy: what it started from may go on training, or go
+    fs::rename(&first, place.path("gone")).unwrap();
+    fs::remove_dir_all(place.path("second/checkpoints/step-00000006")).unwrap();
+    place.run("second", &["--ranks", "1"]).assert_same(&whole, "resumed");
+    let plan = place.path("second/plan.toml");
+    let again = Place::new(&fs::read_to_string(&plan).unwrap());
+    again.run("again", &["--ranks", "1"]).assert_same(&whole, "the plan, again");
+    let kept = place.path("second/init.safetensors");
+    let bytes = fs::read(&kept).unwrap();
+    fs::write(&kept, [&bytes[..bytes.len() - 1], &[bytes[bytes.len() - 1] ^ 1]].concat()).unwrap();
+    let output = place.output("second", &[]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("not the weights that this run started from"), "{text}");
+    fs::write(&kept, bytes).unwrap();
+    fs::rename(place.path("gone"), &first).unwrap();
+
+    let refused = |init: &str, words: &str| refused_with(&place, &[&format!("init={init}")], words);
     refused("nowhere", "there is nothing of that name");
     fs::write(place.path("bad.safetensors"), "no tensors").unwrap();
     refused(&place.path("bad.safetensors").display().to_string(), "damaged");
@@ -331,10 +347,11 @@ fn a_run_starts_from_the_weights_of_another() {
     let output = place.output("second", &["init=random"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("weights of `init` was") && text.contains("absent"), "{text}");
-    let narrow = ["backbone.resnet.width=0.0625", "--dry-run"];
-    let output = place.output("narrow", &narrow);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("`bn1.bias` is [8] there and [4] in the recipe"), "{text}");
+    let narrow = "backbone.resnet.width=0.0625";
+    refused_with(&place, &[narrow], "has another backbone: `width` is 0.125 there and 0.0625 here");
+    refused_with(&place, &[narrow, &init], "`bn1.bias` is [8] there and [4] in the recipe");
+    refused_with(&place, &["init=/dev/null"], "neither a file nor a folder");
+    refused_with(&place, &[&format!("init={}", place.path("").display())], "neither a run folder nor a checkpoint");
 }
 
 /// Long enough that a signal arrives before the end.

@@ -136,7 +136,9 @@ impl Config {
                         .hint("remove it, or set `shared_head = false`"),
                 );
             } else {
-                found.size(&key, size, most);
+                if found.size(&key, size, most) && size == 1 && key.ends_with("patch_prototypes") {
+                    found.limit(&key, 1, "at least 2");
+                }
             }
         }
         found.not_negative("method.dinov2.ibot_weight", self.ibot_weight);
