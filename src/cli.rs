@@ -84,9 +84,12 @@ pub struct PretrainArgs {
     /// continues from that checkpoint
     #[arg(long, value_name = "auto|never|PATH", default_value_t)]
     pub resume: Resume,
-    /// Rank threads; `auto` takes as many as there are cores and micro-batches
+    /// Rank threads of each process; `auto` takes as many as there are cores and micro-batches
     #[arg(long, value_name = "N|auto", default_value_t)]
     pub ranks: Ranks,
+    /// Seconds without a word from another process that end the run
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub timeout: u64,
     /// Device to compute on
     #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
     pub device: DeviceChoice,

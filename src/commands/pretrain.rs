@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::processes::Processes;
 use super::{print, say, start};
@@ -22,7 +22,7 @@ use crate::recipe::{self, Loaded, Problem, Recipe};
 use crate::report::{Environment, Summary, quoted, read_metrics};
 
 pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
-    let processes = Processes::connect()?;
+    let processes = Processes::connect(Duration::from_secs(args.timeout))?;
     let outcome = train(args, &processes);
     processes.end(outcome)
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::say;
 use crate::error::{Failure, Kind};
@@ -15,9 +16,9 @@ pub(super) struct Processes {
 
 impl Processes {
     /// Finds out who launched this process, and connects it with the others.
-    pub(super) fn connect() -> Result<Self, Failure> {
+    pub(super) fn connect(deadline: Duration) -> Result<Self, Failure> {
         let launch = Launch::detect().map_err(|error| Failure::new(Kind::Usage, error))?;
-        let link = if launch.processes > 1 { Some(Arc::new(connect(&launch)?)) } else { None };
+        let link = if launch.processes > 1 { Some(Arc::new(connect(&launch, deadline)?)) } else { None };
         let processes = Self { launch, link };
         if let Some(note) = &processes.launch.note {
             processes.say(&format!("note: {note}"));
@@ -115,12 +116,10 @@ fn stopped(aborted: Aborted) -> Failure {
 }
 
 #[cfg(feature = "mpi")]
-fn connect(launch: &Launch) -> Result<Link, Failure> {
+fn connect(launch: &Launch, deadline: Duration) -> Result<Link, Failure> {
     use crate::parallel::{Mpi, Transport};
 
-    /// How long a process may be silent in an operation.
-    const DEADLINE: std::time::Duration = std::time::Duration::from_mins(10);
-    let mpi = Mpi::start(DEADLINE).map_err(|error| Failure::new(Kind::Failure, error))?;
+    let mpi = Mpi::start(deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
     if (mpi.process(), mpi.processes()) != (launch.process, launch.processes) {
         let text = format!(
             "{} says process {} of {}, MPI says {} of {}",
@@ -137,7 +136,7 @@ fn connect(launch: &Launch) -> Result<Link, Failure> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn connect(launch: &Launch) -> Result<Link, Failure> {
+fn connect(launch: &Launch, _deadline: Duration) -> Result<Link, Failure> {
     let launcher = launch.launcher.map_or_else(|| "a launcher".to_owned(), |launcher| launcher.to_string());
     let text = format!("{launcher} started {} processes, but this build cannot connect them", launch.processes);
     let hint = "rebuild with `cargo build --features mpi`, or start one process (`--ranks N` uses the cores of one machine)";

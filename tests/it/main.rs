@@ -5,6 +5,8 @@
 mod architecture;
 mod golden;
 mod mistakes;
+#[cfg(feature = "mpi")]
+mod processes;
 mod recipes;
 mod runs;
 mod toy_method;
