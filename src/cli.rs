@@ -88,7 +88,7 @@ pub struct PretrainArgs {
     #[arg(long, value_name = "N|auto", default_value_t)]
     pub ranks: Ranks,
     /// Seconds without a word from another process that end the run
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
     /// Device to compute on
     #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]

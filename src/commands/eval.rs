@@ -10,11 +10,19 @@ use crate::cli::EvalCommand;
 use crate::data::{self, Split};
 use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
+use crate::parallel::Launch;
 use crate::plan::{Ranks, Request, recorded_start};
 use crate::recipe;
 use crate::report::Summary;
 
 pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
+    let launch = Launch::detect().map_err(|error| Failure::new(Kind::Usage, error))?;
+    if launch.processes > 1 {
+        let text = format!("`eval` is one process, and {} were started", launch.processes);
+        return Err(
+            Failure::message(Kind::Usage, text).hint("start it without the launcher; it uses the cores of one machine")
+        );
+    }
     let (args, linear) = match command {
         EvalCommand::Knn(args) => (args, false),
         EvalCommand::Linear(args) => (args, true),
@@ -28,7 +36,8 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     }
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let request = Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
+    let request =
+        Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
     if args.overrides.iter().any(|change| change.trim_start().starts_with("init")) {
         let text = "`init` cannot be changed here: a run is compared with the weights that it started from";
         return Err(Failure::message(Kind::Usage, text));

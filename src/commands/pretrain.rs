@@ -38,7 +38,7 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
     let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
     let mut plan = plan(args, processes, &loaded, source.as_ref(), description)?;
     let groups = groups(&mut plan, &loaded)?;
-    processes.agree("plan", plan.digest())?;
+    processes.agree_on("plan", plan.digest(), &plan.recipe.to_toml().unwrap_or_default())?;
     // chosen before training, so that a mistake in `eval.test` is said before hours of work
     let eval_set = (!plan.recipe.eval.skip).then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
     if args.dry_run {
@@ -54,10 +54,9 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
 
     let folder = run_folder(args, &plan.recipe, &plan.name);
     // only the first process writes what all share; what it decides and how it fails reaches the others
-    let prepared =
-        if processes.leads() { Some(prepare(args, &loaded, &mut plan, &folder, started)?) } else { None };
+    let prepared = if processes.leads() { Some(prepare(args, &loaded, &mut plan, &folder, started)?) } else { None };
     let resume = prepared.as_ref().and_then(|(_held, resume)| resume.clone());
-    let resume = processes.from_first("checkpoint to go on from", resume.as_deref())?;
+    let resume = processes.share_path("checkpoint to go on from", resume.as_deref())?;
     for note in &plan.notes {
         processes.say(&format!("note: {note}"));
     }

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use super::say;
 use crate::error::{Failure, Kind};
-use crate::parallel::{Aborted, Launch, Link};
+use crate::parallel::{Aborted, Launch, Link, Patience};
 
 /// This process among those of the run.
 pub(super) struct Processes {
     launch: Launch,
     link: Option<Arc<Link>>,
+    /// Processes that may use the same cores as this one, itself among them.
+    sharing: usize,
 }
 
 impl Processes {
@@ -19,12 +21,17 @@ impl Processes {
     pub(super) fn connect(deadline: Duration) -> Result<Self, Failure> {
         let launch = Launch::detect().map_err(|error| Failure::new(Kind::Usage, error))?;
         let link = if launch.processes > 1 { Some(Arc::new(connect(&launch, deadline)?)) } else { None };
-        let processes = Self { launch, link };
+        let mut processes = Self { launch, link, sharing: 1 };
         if let Some(note) = &processes.launch.note {
             processes.say(&format!("note: {note}"));
         }
-        processes.agree("version of autodidact", env!("CARGO_PKG_VERSION"))?;
-        processes.agree("instruction set", crate::ops::instruction_set())?;
+        if let Some(link) = &processes.link {
+            let own = cores_of_this_process();
+            let all = link.all_gather_text("cores", &own, Patience::Deadline).map_err(stopped)?;
+            processes.sharing = all.iter().filter(|other| **other == own).count().max(1);
+            processes.agree("program", &digest_of_this_program())?;
+            processes.agree("instruction set", crate::ops::instruction_set())?;
+        }
         Ok(processes)
     }
 
@@ -43,12 +50,9 @@ impl Processes {
         self.link.as_ref()
     }
 
-    /// Returns this process's share of the cores: those it is bound to, or, where the launcher bound nothing, a part of the node's.
+    /// Returns this process's share of the cores that it may use.
     pub(super) fn cores(&self, visible: usize) -> usize {
-        if online_cores().is_some_and(|online| visible < online) {
-            return visible;
-        }
-        (visible / self.launch.local_processes.unwrap_or(1).max(1)).max(1)
+        (visible / self.sharing).max(1)
     }
 
     /// Says a line once.
@@ -65,23 +69,29 @@ impl Processes {
 
     /// Requires something to be the same everywhere.
     pub(super) fn agree(&self, what: &str, value: &str) -> Result<(), Failure> {
+        self.agree_on(what, value, value)
+    }
+
+    /// The same of a digest; `text` is what it is of, a value a line.
+    pub(super) fn agree_on(&self, what: &str, digest: &str, text: &str) -> Result<(), Failure> {
         let Some(link) = &self.link else { return Ok(()) };
-        let all = link.all_gather_text(what, value).map_err(stopped)?;
-        match all.iter().position(|other| other != &all[0]) {
-            None => Ok(()),
-            Some(process) => {
-                let text = format!("processes differ: the {what} of process 0 is {}, of process {process} {}", all[0], all[process]);
-                let hint = "start every process with the same program, recipe, overrides and images, on the same type of processor";
-                Err(Failure::message(Kind::Usage, text).hint(hint))
-            }
-        }
+        let all = link.all_gather_text(what, &format!("{digest}\n{text}"), Patience::Deadline).map_err(stopped)?;
+        let digest = |text: &str| text.lines().next().map(str::to_owned);
+        let Some(process) = all.iter().position(|other| digest(other) != digest(&all[0])) else { return Ok(()) };
+        let mut lines = all[0].lines().skip(1).zip(all[process].lines().skip(1));
+        let (first, other) =
+            lines.find(|(first, other)| first != other).unwrap_or(("the same text", "another image set"));
+        let text = format!("processes differ: the {what} of process 0 has `{first}`, of process {process} `{other}`");
+        let hint =
+            "start every process with the same program, recipe, overrides and images, on the same type of processor";
+        Err(Failure::message(Kind::Usage, text).hint(hint))
     }
 
     /// Gives every process the path that the first one has.
-    pub(super) fn from_first(&self, what: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    pub(super) fn share_path(&self, what: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
         let Some(link) = &self.link else { return Ok(path.map(Path::to_owned)) };
         let text = path.map_or_else(String::new, |path| path.display().to_string());
-        let mut all = link.all_gather_text(what, &text).map_err(stopped)?;
+        let mut all = link.all_gather_text(what, &text, Patience::Endless).map_err(stopped)?;
         let first = all.swap_remove(0);
         Ok((!first.is_empty()).then(|| first.into()))
     }
@@ -101,24 +111,40 @@ impl Processes {
     }
 }
 
-/// Number of cores of the node (Linux).
-fn online_cores() -> Option<usize> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    let ranges = text.trim().split(',').map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
-    });
-    ranges.sum()
+/// Host and cores that the launcher left to this process (Linux; elsewhere the host alone).
+fn cores_of_this_process() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let status = read("/proc/self/status");
+    let cores = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    format!("{} {}", read("/proc/sys/kernel/hostname").trim(), cores.trim())
+}
+
+/// Tells builds of one version apart.
+fn digest_of_this_program() -> String {
+    let file = std::env::current_exe().and_then(std::fs::File::open);
+    let mut hash = blake3::Hasher::new();
+    match file.and_then(|file| hash.update_reader(file).map(drop)) {
+        Ok(()) => hash.finalize().to_hex()[..16].to_owned(),
+        // a program that was deleted meanwhile still runs
+        Err(_) => env!("CARGO_PKG_VERSION").to_owned(),
+    }
 }
 
 fn stopped(aborted: Aborted) -> Failure {
-    Failure::new(Kind::Failure, aborted)
+    let hint = "the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`";
+    Failure::new(Kind::Failure, aborted).hint(hint)
 }
 
 #[cfg(feature = "mpi")]
 fn connect(launch: &Launch, deadline: Duration) -> Result<Link, Failure> {
-    use crate::parallel::{Mpi, Transport};
+    use crate::parallel::{Launcher, Mpi, Transport};
 
+    if let Some(launcher) = launch.launcher.filter(|launcher| !launcher.is_mpi() && *launcher != Launcher::Slurm) {
+        let text = format!("{launcher} started {} processes, and only MPI connects processes so far", launch.processes);
+        return Err(
+            Failure::message(Kind::Usage, text).hint("start them with `mpirun` or `srun`; see docs/distributed.md")
+        );
+    }
     let mpi = Mpi::start(deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
     if (mpi.process(), mpi.processes()) != (launch.process, launch.processes) {
         let text = format!(
@@ -139,6 +165,7 @@ fn connect(launch: &Launch, deadline: Duration) -> Result<Link, Failure> {
 fn connect(launch: &Launch, _deadline: Duration) -> Result<Link, Failure> {
     let launcher = launch.launcher.map_or_else(|| "a launcher".to_owned(), |launcher| launcher.to_string());
     let text = format!("{launcher} started {} processes, but this build cannot connect them", launch.processes);
-    let hint = "rebuild with `cargo build --features mpi`, or start one process (`--ranks N` uses the cores of one machine)";
+    let hint =
+        "rebuild with `cargo build --features mpi`, or start one process (`--ranks N` uses the cores of one machine)";
     Err(Failure::message(Kind::Usage, text).hint(hint))
 }

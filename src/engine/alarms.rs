@@ -87,11 +87,7 @@ mod tests {
         shaped(loss, |step| spread(step).map(|spread| Shape { spread, rank: Some(20.0) }), steps)
     }
 
-    fn shaped(
-        loss: impl Fn(u64) -> f64,
-        shape: impl Fn(u64) -> Option<Shape>,
-        steps: u64,
-    ) -> Vec<(u64, &'static str)> {
+    fn shaped(loss: impl Fn(u64) -> f64, shape: impl Fn(u64) -> Option<Shape>, steps: u64) -> Vec<(u64, &'static str)> {
         let mut alarms = Alarms::new(20);
         let mut raised = Vec::new();
         for step in 1..=steps {

@@ -37,7 +37,9 @@ pub enum EngineError {
     #[error("the evaluation was stopped")]
     Stopped,
     /// Another rank.
-    #[error(transparent)]
+    #[error(
+        "{0}\nhint: the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`"
+    )]
     Aborted(#[from] Aborted),
     /// The loss or the gradient is NaN or infinite.
     #[error(

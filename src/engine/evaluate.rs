@@ -11,8 +11,8 @@ use crate::eval::{
     EvalConfig, EvalView, Extracted, Features, Knn, LogisticRegression, Warning, chance, embedding_std, extract,
     health, rankme, top_k_accuracy,
 };
-use crate::model::params::Flat;
 use crate::model::Pass;
+use crate::model::params::Flat;
 use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;

@@ -28,12 +28,17 @@ impl Shape {
         let mut values = embeddings.into_data().try_to_vec::<f32>().expect("networks compute in fp32");
         for row in values.chunks_exact_mut(dim.max(1)) {
             let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
-            row.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+            for x in row {
+                *x = (f64::from(*x) / norm) as f32;
+            }
         }
         let rows: Vec<&[f32]> = values.chunks_exact(dim.max(1)).collect();
         // rows have length 1, so the variances of all dimensions add up to 1 - |mean|^2
         let length = mean(&rows).iter().map(|m| m * m).sum::<f64>();
-        Some(Self { spread: (1.0 - length).max(0.0).sqrt(), rank: (images >= FEWEST).then(|| rank(&rows[..images.min(ROWS)])) })
+        Some(Self {
+            spread: (1.0 - length).max(0.0).sqrt(),
+            rank: (images >= FEWEST).then(|| rank(&rows[..images.min(ROWS)])),
+        })
     }
 }
 
@@ -60,7 +65,13 @@ fn rank(rows: &[&[f32]]) -> f64 {
         squares += own * own + 2.0 * centred[..index].iter().map(|other| dot(row, other).powi(2)).sum::<f64>();
     }
     // rows that are all the same differ in no direction
-    if squares > 0.0 { trace * trace / squares } else if squares == 0.0 { 0.0 } else { squares }
+    if squares > 0.0 {
+        trace * trace / squares
+    } else if squares == 0.0 {
+        0.0
+    } else {
+        squares
+    }
 }
 
 /// In lanes, so that it compiles to vector instructions.

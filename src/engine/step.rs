@@ -87,16 +87,7 @@ pub(super) fn run(
         };
         Some([judged, uniform])
     });
-    Ok(StepResult {
-        loss: sum / count,
-        gradient,
-        batch_stats,
-        stats_places: places,
-        parts,
-        statistics,
-        uniform,
-        shape,
-    })
+    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places, parts, statistics, uniform, shape })
 }
 
 /// The loss of the global batch on the host.

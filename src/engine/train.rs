@@ -63,11 +63,14 @@ pub struct Trained {
 /// When images, checkpoints or the run folder fail, or the loss is not finite.
 pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
     ops::configure(job.plan.recipe.ops);
-    let panicked = |rank, text| EngineError::Panicked { rank, text };
     let threads = job.plan.threads();
+    let first = job.link.map_or(0, |link| link.process() * threads);
+    let panicked = |thread, text| EngineError::Panicked { rank: first + thread, text };
     let outcome = match job.link {
         None => run_ranks(threads, panicked, |rank| train_rank(job, &rank)),
-        Some(link) => run_ranks(threads, panicked, |thread| train_rank(job, &ProcessRank::new(thread, Arc::clone(link)))),
+        Some(link) => {
+            run_ranks(threads, panicked, |thread| train_rank(job, &ProcessRank::new(thread, Arc::clone(link))))
+        }
     };
     if let (Err(error), Some(link)) = (&outcome, job.link) {
         link.abort(&error.to_string());
@@ -102,17 +105,22 @@ fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, 
         if let (Some(watch), Some(numbers)) = (&mut watch, &numbers) {
             watch.step(plan, numbers)?;
         }
-        // all ranks must stop after the same step, so rank 0 decides
-        let asked = job.stop.load(Ordering::Relaxed);
-        interrupted = ranks.all_gather_f64(vec![f64::from(u8::from(asked))])?[0] != 0.0;
+        // all ranks stop after the same step, whichever was asked to; when a checkpoint is due is rank 0's word
         let (done, every) = (trainer.steps_done(), recipe.checkpoint.every_steps);
-        let due = interrupted || done == plan.steps || (every > 0 && done.is_multiple_of(every));
+        let asked = job.stop.load(Ordering::Relaxed);
+        let due = done == plan.steps || (every > 0 && done.is_multiple_of(every));
+        let said = ranks.all_gather_f64(vec![f64::from(u8::from(asked)), f64::from(u8::from(due))])?;
+        interrupted = said.iter().step_by(2).any(|&asked| asked != 0.0);
+        let due = interrupted || said[1] != 0.0;
         if let (true, Some(watch)) = (due, &watch) {
             watch.sync()?;
             let keep = recipe.checkpoint.keep;
             saved = trainer
                 .with_snapshot(|layout, snapshot| checkpoint::save(&checkpoints, layout, snapshot, plan.digest(), keep))
                 .transpose()?;
+        }
+        if due {
+            ranks.wait_for_processes("checkpoint written")?;
         }
     }
     let warnings = watch.map_or_else(Vec::new, Watch::finish);

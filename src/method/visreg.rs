@@ -6,7 +6,7 @@
 //!
 //! Deviations: the statistics are those of the whole global batch, along the same directions on every rank (the paper: of each device's
 //! batch, along its own directions, so that devices multiply the directions); batch norm takes its statistics over a micro-batch; the projector has
-//! ReLU (the paper: GELU) and sees what the backbone pools (there the class tokens of the last two blocks).
+//! `ReLU` (the paper: GELU) and sees what the backbone pools (there the class tokens of the last two blocks).
 
 use burn::module::Module;
 use burn::tensor::Tensor;

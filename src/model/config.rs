@@ -33,7 +33,7 @@ impl BackboneConfig {
             let mut config = config.clone();
             config.spell_out();
             let mut table = toml::Table::try_from(&config).ok()?.remove(config.name())?.as_table()?.clone();
-            ["drop_path", "init", "zero_init_residual", "size"].iter().for_each(|key| drop(table.remove(*key)));
+            table.retain(|key, _| !["drop_path", "init", "zero_init_residual", "size"].contains(&key));
             Some(table)
         };
         if self.name() != other.name() {

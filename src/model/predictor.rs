@@ -73,7 +73,11 @@ impl Predictor {
         Self {
             predictor_embed: init.linear(encoder_dim, dim, true, &scope.enter("predictor_embed")),
             mask_token: scope.param("mask_token", [1, 1, dim], Init::TruncatedNormal(0.02)),
-            predictor_pos_embed: scope.buffer("predictor_pos_embed", sincos_table(grid, dim), [1, grid[0] * grid[1], dim]),
+            predictor_pos_embed: scope.buffer(
+                "predictor_pos_embed",
+                sincos_table(grid, dim),
+                [1, grid[0] * grid[1], dim],
+            ),
             predictor_blocks: (0..depth)
                 .map(|index| Block::new(&block, index, 0.0, &scope.enter("predictor_blocks").enter(index)))
                 .collect(),

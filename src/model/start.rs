@@ -124,6 +124,8 @@ mod tests {
     use crate::model::params;
     use crate::model::{Backbone, BackboneConfig, Scope};
 
+    type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
     /// A backbone where methods have it.
     #[derive(burn::module::Module, Debug)]
     struct Holder {
@@ -138,7 +140,7 @@ mod tests {
     }
 
     /// The tensors of a network with another seed, running statistics moved.
-    fn tensors() -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    fn tensors() -> Tensors {
         let (network, layout) = network(&Scope::new(1, &Device::flex()));
         let (weights, buffers) = (params::read_weights(&network, &layout), params::read_buffers(&network, &layout));
         let of = |entry: &params::Entry| match entry.kind {
@@ -170,7 +172,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_said() {
         let layout = Layout::of(&Holder { backbone: network(&Scope::new(0, &Device::flex())).0 });
-        let fits = |change: fn(&mut BTreeMap<String, (Vec<usize>, Vec<f32>)>)| {
+        let fits = |change: fn(&mut Tensors)| {
             let mut tensors = tensors();
             change(&mut tensors);
             Start::new(tensors).fits(&layout)

@@ -54,6 +54,14 @@ pub trait Collective: Send {
     /// When a rank has failed.
     fn take_from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted>;
 
+    /// Waits for the other processes, however long what only the first one does takes.
+    ///
+    /// # Errors
+    /// When a rank has failed.
+    fn wait_for_processes(&self, _why: &str) -> Result<(), Aborted> {
+        Ok(())
+    }
+
     /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
     fn abort(&self, reason: &str);
 }

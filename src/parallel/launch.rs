@@ -87,7 +87,9 @@ pub struct Launch {
 #[non_exhaustive]
 pub enum LaunchError {
     /// Some variables of a launcher are there, others are not.
-    #[error("{present} is set and {missing} is not, as {launcher} would have it\nhint: start every process with the launcher, or unset {present} to run alone")]
+    #[error(
+        "{present} is set and {missing} is not, as {launcher} would have it\nhint: start every process with the launcher, or unset {present} to run alone"
+    )]
     Partial {
         /// Whose variables.
         launcher: Launcher,
@@ -97,7 +99,9 @@ pub enum LaunchError {
         missing: &'static str,
     },
     /// A variable holds no number.
-    #[error("{name} is {value:?}, not a whole number\nhint: {name} comes from the launcher; see what sets it, or unset it to run alone")]
+    #[error(
+        "{name} is {value:?}, not a whole number\nhint: {name} comes from the launcher; see what sets it, or unset it to run alone"
+    )]
     NoNumber {
         /// The variable.
         name: &'static str,
@@ -117,7 +121,9 @@ pub enum LaunchError {
         size: usize,
     },
     /// Two launchers tell different things.
-    #[error("two launchers disagree: {first} ({first_says}) and {second} ({second_says})\nhint: unset the variables of the one that did not start these processes")]
+    #[error(
+        "two launchers disagree: {first} ({first_says}) and {second} ({second_says})\nhint: unset the variables of the one that did not start these processes"
+    )]
     Disagree {
         /// One.
         first: Launcher,
@@ -212,22 +218,33 @@ impl Launch {
     pub fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, LaunchError> {
         let get = |name: &str| if name.is_empty() { None } else { get(name).filter(|value| !value.trim().is_empty()) };
         let mut found: Vec<(&Names, usize, usize)> = Vec::new();
+        let mut partial = None;
         for names in &LAUNCHERS {
-            if let Some((rank, size)) = names.read(&get)? {
-                found.push((names, rank, size));
+            match names.read(&get) {
+                Ok(None) => {}
+                Ok(Some((rank, size))) => found.push((names, rank, size)),
+                // scripts export MASTER_ADDR and WORLD_SIZE beside a launcher that says everything
+                Err(error @ LaunchError::Partial { .. }) => {
+                    partial.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
             }
         }
+        if let (Some(error), true) = (partial, found.is_empty()) {
+            return Err(error);
+        }
         let nodes = number("SLURM_STEP_NUM_NODES", &get)?.or(number("SLURM_NNODES", &get)?);
-        if found.len() > 1 && found.iter().any(|(names, _, size)| names.launcher == Launcher::Slurm && Some(*size) == nodes) {
+        if found.len() > 1
+            && found.iter().any(|(names, _, size)| names.launcher == Launcher::Slurm && Some(*size) == nodes)
+        {
             // one task a node, which started another launcher
             found.retain(|(names, ..)| names.launcher != Launcher::Slurm);
         }
         if let [first, others @ ..] = found.as_slice()
             && let Some(other) = others.iter().find(|other| (other.1, other.2) != (first.1, first.2))
         {
-            let says = |(names, rank, size): &(&Names, usize, usize)| {
-                format!("{} {rank}, {} {size}", names.rank, names.size)
-            };
+            let says =
+                |(names, rank, size): &(&Names, usize, usize)| format!("{} {rank}, {} {size}", names.rank, names.size);
             return Err(LaunchError::Disagree {
                 first: first.0.launcher,
                 first_says: says(first),
@@ -282,6 +299,10 @@ impl Launch {
 impl Names {
     /// Returns number and count of processes; nothing if this launcher did not start them.
     fn read(&self, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<(usize, usize)>, LaunchError> {
+        // a pod of an indexed job that started torchrun
+        if self.launcher == Launcher::Kubernetes && get("RANK").is_some() {
+            return Ok(None);
+        }
         let is_set = |name: &'static str| get(name).is_some();
         match (is_set(self.rank), is_set(self.size)) {
             (true, true) => {}
@@ -297,7 +318,10 @@ impl Names {
             (false, true) => {
                 // another launcher's variable
                 let shared = |other: &&Names| other.size == self.size && other.rank != self.rank && is_set(other.rank);
-                if LAUNCHERS.iter().any(|other| shared(&other)) || self.launcher == Launcher::Kubernetes || self.launcher == Launcher::Pals {
+                if LAUNCHERS.iter().any(|other| shared(&other))
+                    || self.launcher == Launcher::Kubernetes
+                    || self.launcher == Launcher::Pals
+                {
                     return Ok(None);
                 }
                 return Err(self.partial(self.size, self.rank));
@@ -406,13 +430,17 @@ mod tests {
             note: None,
         };
         assert_eq!(launch(torchrun), Ok(expected));
-        let open = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2";
+        let open =
+            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2";
         assert_eq!(told(open), (Some(Launcher::OpenMpi), 3, 4, 1));
         assert_eq!(launch(open).unwrap().local_processes, Some(2));
         let hydra = "PMI_RANK=2 PMI_SIZE=3 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1";
         assert_eq!(told(hydra), (Some(Launcher::Hydra), 2, 3, 0));
         assert_eq!(told("PALS_RANKID=6 PALS_LOCAL_RANKID=2 PMI_RANK=6 PMI_SIZE=8"), (Some(Launcher::Pals), 6, 8, 2));
-        assert_eq!(told("JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 MASTER_ADDR=job-0.svc"), (Some(Launcher::Kubernetes), 3, 4, 0));
+        assert_eq!(
+            told("JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 MASTER_ADDR=job-0.svc"),
+            (Some(Launcher::Kubernetes), 3, 4, 0)
+        );
         let slurm = "SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_JOB_ID=123456 \
                      SLURM_STEP_NODELIST=gpu[03-04,09] SLURM_NNODES=3 SLURM_RESTART_COUNT=1 SLURM_NTASKS=16";
         let slurm = launch(slurm).unwrap();
@@ -432,6 +460,12 @@ mod tests {
         let wrapped = launch(wrapped).unwrap();
         assert_eq!((wrapped.launcher, wrapped.process), (Some(Launcher::OpenMpi), 5));
         assert_eq!(wrapped.master.unwrap().to_string(), "n0:29500");
+        assert_eq!(
+            told("JOB_COMPLETION_INDEX=1 RANK=5 WORLD_SIZE=8 LOCAL_RANK=1"),
+            (Some(Launcher::Torchrun), 5, 8, 1)
+        );
+        let exported = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 WORLD_SIZE=2 MASTER_ADDR=n0 LOCAL_RANK=1";
+        assert_eq!(told(exported), (Some(Launcher::OpenMpi), 1, 2, 0));
         // a batch script that forgot srun
         let batch = launch("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=1").unwrap();
         assert_eq!((batch.launcher, batch.processes), (None, 1));
@@ -447,11 +481,18 @@ mod tests {
         assert!(refused("OMPI_COMM_WORLD_RANK=0").contains("OMPI_COMM_WORLD_SIZE is not"));
         assert!(refused("PMI_RANK=0").contains("PMI_SIZE is not"));
         assert!(refused("RANK=x WORLD_SIZE=4").starts_with("RANK is \"x\", not a whole number"));
-        assert!(refused("RANK=4 WORLD_SIZE=4").starts_with("RANK is 4, but there are 4 processes, 0 to 3 (WORLD_SIZE)"));
+        assert!(
+            refused("RANK=4 WORLD_SIZE=4").starts_with("RANK is 4, but there are 4 processes, 0 to 3 (WORLD_SIZE)")
+        );
         assert!(refused("RANK=0 WORLD_SIZE=0").starts_with("RANK is 0, but there are 0 processes"));
         assert!(refused("RANK=0 WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=99999").starts_with("MASTER_PORT is \"99999\""));
         let two = refused("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 RANK=1 WORLD_SIZE=4");
-        assert!(two.starts_with("two launchers disagree: Open MPI (OMPI_COMM_WORLD_RANK 0, OMPI_COMM_WORLD_SIZE 2) and torchrun"), "{two}");
+        assert!(
+            two.starts_with(
+                "two launchers disagree: Open MPI (OMPI_COMM_WORLD_RANK 0, OMPI_COMM_WORLD_SIZE 2) and torchrun"
+            ),
+            "{two}"
+        );
         // four tasks on two nodes, each of which claims to be a whole world
         let slurm = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2";
         assert!(refused(&format!("RANK=0 WORLD_SIZE=2 {slurm}")).contains("torchrun (RANK 0, WORLD_SIZE 2) and Slurm"));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use mpi::Threading;
 use mpi::request::{Request, StaticScope};
 use mpi::topology::{Process, SimpleCommunicator};
-use mpi::traits::{Communicator, Destination, MatchedReceiveVec, Source};
+use mpi::traits::{Communicator, Destination, Equivalence, MatchedReceiveVec, Source};
 
 use super::collective::Aborted;
 use super::transport::{Patience, Transport};
@@ -24,6 +24,8 @@ use super::transport::{Patience, Transport};
 const DATA: i32 = 1;
 /// Tag of a reason to stop.
 const STOP: i32 = 2;
+/// Bytes of a reason to stop that travel.
+const LONGEST: usize = 1024;
 /// How long a reason to stop may take to leave.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -49,7 +51,7 @@ pub struct Mpi {
 }
 
 enum Command {
-    Exchange { operation: String, parts: Vec<Arc<Vec<u8>>>, deadline: Option<Duration>, reply: Reply },
+    Exchange { operation: String, parts: Vec<Arc<Vec<u8>>>, patience: Patience, reply: Reply },
     Stop { reason: String, said: Sender<()> },
     Finish,
 }
@@ -68,12 +70,24 @@ impl Mpi {
             let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else { return };
             let world = universe.world();
             let _ = tell.send((world.rank() as usize, world.size() as usize));
-            serve(&world, &inbox, deadline);
-            drop(universe); // MPI_Finalize, which waits for the others
+            if serve(&world, &inbox, deadline) {
+                drop(universe); // MPI_Finalize, which waits for the others
+            } else {
+                // the process is about to end with an error; to finalize meanwhile would be a race
+                loop {
+                    thread::park();
+                }
+            }
         };
         let thread = thread::Builder::new().name("mpi".to_owned()).spawn(serve).map_err(|_| MpiError::NotStarted)?;
         let (process, processes) = told.recv().map_err(|_| MpiError::Started)?;
-        Ok(Self { process, processes, commands: Mutex::new(commands), over: AtomicBool::new(false), thread: Mutex::new(Some(thread)) })
+        Ok(Self {
+            process,
+            processes,
+            commands: Mutex::new(commands),
+            over: AtomicBool::new(false),
+            thread: Mutex::new(Some(thread)),
+        })
     }
 
     fn send(&self, command: Command) {
@@ -91,15 +105,9 @@ impl Transport for Mpi {
         self.processes
     }
 
-    fn exchange(
-        &self,
-        operation: &str,
-        parts: Vec<Arc<Vec<u8>>>,
-        patience: Patience,
-    ) -> Result<Vec<Vec<u8>>, Aborted> {
+    fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>, patience: Patience) -> Result<Vec<Vec<u8>>, Aborted> {
         let (reply, answer) = channel();
-        let deadline = (patience == Patience::Deadline).then_some(Duration::ZERO);
-        self.send(Command::Exchange { operation: operation.to_owned(), parts, deadline, reply });
+        self.send(Command::Exchange { operation: operation.to_owned(), parts, patience, reply });
         let outcome =
             answer.recv().unwrap_or_else(|_| Err(Aborted { reason: "the thread that speaks MPI is gone".to_owned() }));
         if outcome.is_err() {
@@ -127,77 +135,96 @@ impl Transport for Mpi {
     }
 }
 
-fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Duration) {
+/// Does what it is told; true: until told that all is done.
+fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Duration) -> bool {
     while let Ok(command) = inbox.recv() {
         match command {
-            Command::Exchange { operation, parts, deadline: limited, reply } => {
-                let deadline = limited.map(|_| deadline);
-                mpi::request::scope(|scope| {
-                    let me = world.rank() as usize;
-                    let peers = || (0..parts.len()).filter(|&peer| peer != me);
-                    let mut sends: Vec<Request<'_, [u8], _>> = peers()
-                        .map(|peer| at(world, peer).immediate_send_with_tag(scope, parts[peer].as_slice(), DATA))
-                        .collect();
-                    let mut received: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
-                    received[me] = Some(parts[me].to_vec());
-                    let started = Instant::now();
-                    let failure = loop {
-                        for peer in peers() {
-                            if received[peer].is_none()
-                                && let Some(message) = at(world, peer).immediate_matched_probe_with_tag(DATA)
-                            {
-                                received[peer] = Some(message.matched_receive_vec().0);
-                            }
-                        }
-                        sends = sends.into_iter().filter_map(|request| request.test().err()).collect();
-                        if sends.is_empty() && received.iter().all(Option::is_some) {
-                            break None;
-                        }
-                        if let Some(message) = world.any_process().immediate_matched_probe_with_tag(STOP) {
-                            let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
-                            let text = String::from_utf8_lossy(&text);
-                            break Some(format!("process {} stopped: {text}", status.source_rank()));
-                        }
-                        if let Ok(Command::Stop { reason, said }) = inbox.try_recv() {
-                            say(world, &reason);
-                            let _ = said.send(());
-                            break Some(reason);
-                        }
-                        if deadline.is_some_and(|deadline| started.elapsed() > deadline) {
-                            let reason = missing(&operation, &received, started.elapsed());
-                            say(world, &reason);
-                            break Some(reason);
-                        }
-                        pause(started.elapsed());
-                    };
-                    let Some(reason) = failure else {
-                        let _ = reply.send(Ok(received.into_iter().flatten().collect()));
-                        return;
-                    };
-                    let _ = reply.send(Err(Aborted { reason }));
-                    // What was sent may never arrive, and MPI keeps its buffers until then: they stay, with this thread, until the process ends.
-                    loop {
-                        thread::park();
-                    }
-                });
+            Command::Exchange { operation, parts, patience, reply } => {
+                let deadline = (patience == Patience::Deadline).then_some(deadline);
+                let received = exchange(world, inbox, &operation, &parts, deadline, &reply);
+                let _ = reply.send(Ok(received));
             }
             Command::Stop { reason, said } => {
                 say(world, &reason);
                 let _ = said.send(());
             }
-            Command::Finish => return,
+            Command::Finish => return true,
         }
     }
+    false
+}
+
+/// Returns what every process sent. When that fails it answers itself and never returns: what was sent may not arrive, and MPI keeps its buffers until then.
+fn exchange(
+    world: &SimpleCommunicator,
+    inbox: &Receiver<Command>,
+    operation: &str,
+    parts: &[Arc<Vec<u8>>],
+    deadline: Option<Duration>,
+    reply: &Reply,
+) -> Vec<Vec<u8>> {
+    let me = world.rank() as usize;
+    let peers = || (0..parts.len()).filter(|&peer| peer != me);
+    let mut bodies: Vec<Vec<u8>> = vec![Vec::new(); parts.len()];
+    bodies[me] = parts[me].to_vec();
+    mpi::request::scope(|scope| {
+        let mut sends: Vec<Request<'_, [u8], _>> =
+            peers().map(|peer| at(world, peer).immediate_send_with_tag(scope, parts[peer].as_slice(), DATA)).collect();
+        // those whose message has not begun, and those whose message is under way
+        let mut waiting: Vec<(usize, &mut Vec<u8>)> =
+            bodies.iter_mut().enumerate().filter(|(peer, _)| *peer != me).collect();
+        let mut receives: Vec<(usize, Request<'_, [u8], _>)> = Vec::new();
+        let started = Instant::now();
+        let reason = loop {
+            for (peer, body) in std::mem::take(&mut waiting) {
+                match at(world, peer).immediate_matched_probe_with_tag(DATA) {
+                    Some((message, status)) => {
+                        body.resize(status.count(u8::equivalent_datatype()) as usize, 0);
+                        receives.push((peer, message.immediate_matched_receive_into(scope, body.as_mut_slice())));
+                    }
+                    None => waiting.push((peer, body)),
+                }
+            }
+            let under_way = receives.into_iter();
+            receives = under_way.filter_map(|(peer, request)| Some((peer, request.test().err()?))).collect();
+            sends = sends.into_iter().filter_map(|request| request.test().err()).collect();
+            if sends.is_empty() && receives.is_empty() && waiting.is_empty() {
+                return;
+            }
+            if let Some(message) = world.any_process().immediate_matched_probe_with_tag(STOP) {
+                let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
+                break format!("process {} stopped: {}", status.source_rank(), String::from_utf8_lossy(&text));
+            }
+            if let Ok(Command::Stop { reason, said }) = inbox.try_recv() {
+                say(world, &reason);
+                let _ = said.send(());
+                break reason;
+            }
+            if deadline.is_some_and(|deadline| started.elapsed() > deadline) {
+                let mut absent: Vec<usize> =
+                    waiting.iter().map(|(peer, _)| *peer).chain(receives.iter().map(|(peer, _)| *peer)).collect();
+                absent.sort_unstable();
+                let reason = missing(operation, &absent, started.elapsed());
+                say(world, &reason);
+                break reason;
+            }
+            pause(started.elapsed());
+        };
+        let _ = reply.send(Err(Aborted { reason }));
+        loop {
+            thread::park();
+        }
+    });
+    bodies
 }
 
 fn at(world: &SimpleCommunicator, process: usize) -> Process<'_> {
-    world.process_at_rank(process as i32)
+    world.process_at_rank(i32::try_from(process).expect("MPI counts processes with an int"))
 }
 
 /// Who has not been heard of, in words.
-fn missing(operation: &str, received: &[Option<Vec<u8>>], waited: Duration) -> String {
-    let absent: Vec<String> =
-        (0..received.len()).filter(|&peer| received[peer].is_none()).map(|peer| peer.to_string()).collect();
+fn missing(operation: &str, absent: &[usize], waited: Duration) -> String {
+    let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
     let seconds = waited.as_secs();
     match absent.as_slice() {
         [] => format!("the other processes did not take what was sent to them within {seconds} s, at {operation}"),
@@ -208,8 +235,9 @@ fn missing(operation: &str, received: &[Option<Vec<u8>>], waited: Duration) -> S
 
 /// Tells every other process why to stop, and waits a little for that to leave.
 fn say(world: &SimpleCommunicator, reason: &str) {
-    // for ever, as a message to a process that is gone never leaves
-    let text: &'static [u8] = Box::leak(reason.as_bytes().to_vec().into_boxed_slice());
+    // short, so that it leaves even to a process that does not ask for it; kept for ever, as a message to one that is gone never leaves
+    let short: Vec<u8> = reason.bytes().take(LONGEST).collect();
+    let text: &'static [u8] = Box::leak(short.into_boxed_slice());
     let peers = (0..world.size()).filter(|&peer| peer != world.rank());
     let mut sends: Vec<Request<'static, [u8], StaticScope>> =
         peers.map(|peer| world.process_at_rank(peer).immediate_send_with_tag(StaticScope, text, STOP)).collect();

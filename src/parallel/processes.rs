@@ -102,6 +102,10 @@ impl Collective for ProcessRank {
         self.thread.take_from_leader(value)
     }
 
+    fn wait_for_processes(&self, why: &str) -> Result<(), Aborted> {
+        if self.leads() { self.link.barrier(why) } else { Ok(()) }
+    }
+
     fn abort(&self, reason: &str) {
         self.thread.abort(reason);
         self.link.abort(reason);

@@ -31,12 +31,7 @@ pub trait Transport: Send + Sync {
     ///
     /// # Errors
     /// When a process has failed, or is not heard of until the deadline.
-    fn exchange(
-        &self,
-        operation: &str,
-        parts: Vec<Arc<Vec<u8>>>,
-        patience: Patience,
-    ) -> Result<Vec<Vec<u8>>, Aborted>;
+    fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>, patience: Patience) -> Result<Vec<Vec<u8>>, Aborted>;
 
     /// Tells every process to stop, and why. Any thread may call it.
     fn abort(&self, reason: &str);
@@ -112,20 +107,13 @@ impl Link {
     /// # Errors
     /// When a process has failed.
     pub fn finish(&self) -> Result<(), Aborted> {
-        let header = self.header::<u64>("end of the run", 0);
-        let bytes = Arc::new(header.clone().into_bytes());
-        self.move_checked::<u64>(&header, vec![bytes; self.processes()], Patience::Endless)?;
+        self.barrier("end of the run")?;
         self.transport.finish();
         Ok(())
     }
 
     /// Sends values to each process and returns what each sent here. `size` must be the same everywhere.
-    pub(super) fn exchange<T: Element>(
-        &self,
-        name: &str,
-        size: usize,
-        parts: &[&[T]],
-    ) -> Result<Vec<Vec<T>>, Aborted> {
+    pub(super) fn exchange<T: Element>(&self, name: &str, size: usize, parts: &[&[T]]) -> Result<Vec<Vec<T>>, Aborted> {
         let header = self.header::<T>(name, size);
         let parts = parts.iter().map(|part| {
             let mut bytes = Vec::with_capacity(header.len() + 1 + size_of_val(*part));
@@ -139,21 +127,38 @@ impl Link {
 
     /// Gives every process the values of all, in their order; lengths may differ.
     pub(super) fn all_gather<T: Element>(&self, name: &str, values: &[T]) -> Result<Vec<Vec<T>>, Aborted> {
+        self.gather_patiently(name, values, Patience::Deadline)
+    }
+
+    fn gather_patiently<T: Element>(
+        &self,
+        name: &str,
+        values: &[T],
+        patience: Patience,
+    ) -> Result<Vec<Vec<T>>, Aborted> {
         let header = self.header::<T>(name, 0);
         let mut bytes = header.clone().into_bytes();
         bytes.push(0);
         T::write(values, &mut bytes);
         let bytes = Arc::new(bytes);
-        self.move_checked(&header, vec![bytes; self.processes()], Patience::Deadline)
+        self.move_checked(&header, vec![bytes; self.processes()], patience)
+    }
+
+    /// Waits until every process is here, however long that takes.
+    ///
+    /// # Errors
+    /// When a process has failed.
+    pub fn barrier(&self, name: &str) -> Result<(), Aborted> {
+        self.gather_patiently::<u64>(name, &[], Patience::Endless).map(drop)
     }
 
     /// Gives every process the text of each.
     ///
     /// # Errors
     /// When a process has failed.
-    pub fn all_gather_text(&self, name: &str, text: &str) -> Result<Vec<String>, Aborted> {
+    pub fn all_gather_text(&self, name: &str, text: &str, patience: Patience) -> Result<Vec<String>, Aborted> {
         let code: Vec<u64> = text.bytes().map(u64::from).collect();
-        let all = self.all_gather(name, &code)?;
+        let all = self.gather_patiently(name, &code, patience)?;
         let decode = |code: Vec<u64>| code.into_iter().map(|byte| byte as u8).collect::<Vec<u8>>();
         Ok(all.into_iter().map(|code| String::from_utf8_lossy(&decode(code)).into_owned()).collect())
     }

@@ -102,10 +102,11 @@ impl Plan {
             Err(error) => return Err(FolderError::Unreadable { path, reason: error.to_string() }),
         };
         let unreadable = |reason: String| FolderError::Unreadable { path: path.clone(), reason };
-        let old = influences(&text, recorded(&text, DATA), recorded(&text, START)).map_err(|error| unreadable(error.message().to_owned()))?;
+        let old = influences(&text, recorded(&text, DATA), recorded(&text, START))
+            .map_err(|error| unreadable(error.message().to_owned()))?;
         let new = self.recipe.to_toml().map_err(|error| unreadable(error.to_string()))?;
-        let new =
-            influences(&new, Some(self.data.identity()), self.start.as_ref().map(|start| start.digest())).map_err(|error| unreadable(error.message().to_owned()))?;
+        let new = influences(&new, Some(self.data.identity()), self.start.as_ref().map(|start| start.digest()))
+            .map_err(|error| unreadable(error.message().to_owned()))?;
         let differences = differences(&old, &new);
         if differences.is_empty() {
             return Ok(true);

@@ -62,7 +62,8 @@ fn go_on(plan: &Plan) -> Vec<String> {
         return Vec::new();
     }
     vec![
-        "with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe".to_owned(),
+        "with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe"
+            .to_owned(),
     ]
 }
 

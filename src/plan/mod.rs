@@ -148,10 +148,11 @@ impl Plan {
         let mut problems = Vec::new();
         problems.extend(batch_problem(data.images, global, micro));
         let processes = request.processes.max(1);
-        let ranks = processes * match request.ranks {
-            Ranks::Auto => request.cores.clamp(1, (micro_batches / processes).max(1)),
-            Ranks::Count(count) => count,
-        };
+        let ranks = processes
+            * match request.ranks {
+                Ranks::Auto => request.cores.clamp(1, (micro_batches / processes).max(1)),
+                Ranks::Count(count) => count,
+            };
         if request.ranks != Ranks::Auto || processes > 1 {
             problems.extend(ranks_problem(ranks, processes, global, micro));
         }
@@ -183,7 +184,8 @@ impl Plan {
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch };
         let notes = recipe.method.resolve(&facts);
-        let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest)).map_err(|error| vec![Problem::at("", error.to_string())])?;
+        let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
+            .map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
             name,
             steps_per_epoch,

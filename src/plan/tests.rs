@@ -132,7 +132,8 @@ fn the_plan_file_is_a_recipe_with_the_same_digest() {
     let text = first.to_toml().unwrap();
     let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
     assert_eq!(loaded.recipe, first.recipe);
-    let request = Request { ranks: Ranks::Count(1), processes: 1, cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
+    let request =
+        Request { ranks: Ranks::Count(1), processes: 1, cores: 64, name: "plan".to_owned(), device: "cuda".to_owned() };
     let again = Plan::new(loaded.recipe, facts(3000), None, &request).unwrap();
     assert_eq!(again.digest(), first.digest());
     assert_eq!(again.to_toml().unwrap().split_once("\n\n").unwrap().1, text.split_once("\n\n").unwrap().1);
@@ -216,7 +217,8 @@ fn guards_have_a_code_a_reason_and_advice() {
     let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
     assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
     assert!(warning.contains("\n    pip install timm\n"), "{warning}");
-    let go_on = "\n  with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe";
+    let go_on =
+        "\n  with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe";
     assert!(warning.ends_with(&format!("cannot load such a checkpoint yet{go_on}")), "{warning}");
     let text = RECIPE.replace("simclr", "byol");
     let overrides = ["data.source=folder", "data.path=my images"].map(str::to_owned);

@@ -50,7 +50,12 @@ impl Numbers {
     /// Requires a finite number greater than 0.
     pub fn positive(&mut self, key: &str, value: f64) -> bool {
         self.require(value > 0.0 && value.is_finite(), key, value, "greater than 0 and finite")
-            && self.require(SINGLE.contains(&value), key, value, "from 1e-30 to 1e30: networks compute in single precision")
+            && self.require(
+                SINGLE.contains(&value),
+                key,
+                value,
+                "from 1e-30 to 1e30: networks compute in single precision",
+            )
     }
 
     /// Requires a finite number of at least 0.

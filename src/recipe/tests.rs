@@ -87,7 +87,10 @@ hint: did you mean `temperature`?";
 #[test]
 fn an_unknown_key_lists_what_is_allowed_or_where_it_belongs() {
     let message = report_on("depth = 18", "depth = 18\nfoo = 1");
-    assert!(message.ends_with("hint: allowed in `backbone.resnet`: `depth`, `stem`, `width` and `zero_init_residual`"), "{message}");
+    assert!(
+        message.ends_with("hint: allowed in `backbone.resnet`: `depth`, `stem`, `width` and `zero_init_residual`"),
+        "{message}"
+    );
     let message = report_on("lr = 0.1", "lr = 0.1\nnorm_pix = true");
     assert!(message.ends_with("hint: `norm_pix` is a key of `method.mae`"), "{message}");
     let message = report_on("lr = 0.1", "lr = 0.1\nseed = 1");

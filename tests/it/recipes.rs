@@ -179,7 +179,8 @@ fn losses_of_micro_batches_add_up() {
                 return (sum, loss.count, vec![learner.gradients(&mut loss.sum.backward())]);
             }
             let part = |(values, width): &(Vec<f32>, usize)| {
-                let data = TensorData::new(values[range.start * width..range.end * width].to_vec(), [range.len(), *width]);
+                let data =
+                    TensorData::new(values[range.start * width..range.end * width].to_vec(), [range.len(), *width]);
                 Tensor::<2>::from_data(data, &device)
             };
             let leaves: Vec<_> = tensors.iter().map(|t| part(t).require_grad()).collect();

@@ -4,8 +4,8 @@
 use autodidact::loss::l2_normalize;
 use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, learner};
 use autodidact::model::layers::Affine;
-use autodidact::model::{Backbone, ConfigError, LastLayer, Noise, Pass, ProjectionHead, ProjectionHeadArch, Scope};
 use autodidact::model::params::Flat;
+use autodidact::model::{Backbone, ConfigError, LastLayer, Noise, Pass, ProjectionHead, ProjectionHeadArch, Scope};
 use autodidact::problem::{Numbers, Problem};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};

@@ -135,10 +135,8 @@ impl Config {
                         .against("method.dinov2.shared_head")
                         .hint("remove it, or set `shared_head = false`"),
                 );
-            } else {
-                if found.size(&key, size, most) && size == 1 && key.ends_with("patch_prototypes") {
-                    found.limit(&key, 1, "at least 2");
-                }
+            } else if found.size(&key, size, most) && size == 1 && key.ends_with("patch_prototypes") {
+                found.limit(&key, 1, "at least 2");
             }
         }
         found.not_negative("method.dinov2.ibot_weight", self.ibot_weight);
