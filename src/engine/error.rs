@@ -41,6 +41,21 @@ pub enum EngineError {
         "{0}\nhint: the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`"
     )]
     Aborted(#[from] Aborted),
+    /// Ranks that must agree do not.
+    #[error(
+        "rank {rank} has {} {what} than rank {other} in front of step {step}: they do not train the same network\nhint: compare the images under `data.path`, the memory and the processor of their nodes; nothing since the newest checkpoint is kept, and the same command goes on from there",
+        if what.ends_with('s') { "other" } else { "another" }
+    )]
+    Diverged {
+        /// The step, counted from 1 as in the logs.
+        step: u64,
+        /// The rank that differs.
+        rank: usize,
+        /// One that has what most have.
+        other: usize,
+        /// What differs.
+        what: &'static str,
+    },
     /// The loss or the gradient is NaN or infinite.
     #[error(
         "step {step}: the {what} is {value}\nhint: nothing of this step is saved; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"

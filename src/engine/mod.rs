@@ -1,6 +1,7 @@
 //! The step and the loop.
 
 mod alarms;
+mod audit;
 mod config;
 mod error;
 mod evaluate;

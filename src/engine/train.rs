@@ -9,6 +9,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use image::RgbImage;
 
+use super::audit;
 use super::error::EngineError;
 use super::trainer::{Settings, Trainer};
 use super::watch::Watch;
@@ -100,6 +101,11 @@ fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, 
     let started = Instant::now();
 
     while trainer.steps_done() < plan.steps && !interrupted {
+        let step = trainer.steps_done();
+        if ranks.world_size() > 1 && (step == first_step || step.is_multiple_of(audit::EVERY)) {
+            let weights = trainer.with_snapshot(|_, now| audit::hash_of(now.weights, now.buffers));
+            audit::compare(ranks, step, &audit::facts(plan, &job.source, step, weights))?;
+        }
         let batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
         let numbers = trainer.step(batches)?;
         if let (Some(watch), Some(numbers)) = (&mut watch, &numbers) {

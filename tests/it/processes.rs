@@ -220,6 +220,30 @@ fn a_failure_of_the_first_process_alone_reaches_the_others() {
 }
 
 #[test]
+fn a_process_with_other_pixels_is_named() {
+    let _alone = alone();
+    let place = Place::new(&SIMCLR.replace("source = \"sample\"", "source = \"folder\""));
+    for (folder, shade) in [("a", 10u8), ("b", 11)] {
+        fs::create_dir(place.path(folder)).unwrap();
+        for index in 0..40u8 {
+            // the same names and sizes: uncompressed
+            let image = image::RgbImage::from_pixel(16, 16, image::Rgb([shade, index, 7]));
+            image.save(place.path(folder).join(format!("{index}.bmp"))).unwrap();
+        }
+    }
+    let mut command = mpirun();
+    let option = |folder: &str| format!("data.path={}", place.path(folder).display());
+    add(&mut command, &place, "run", 1, &["--ranks", "1", &option("a")]);
+    command.arg(":");
+    add(&mut command, &place, "run", 1, &["--ranks", "1", &option("b")]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let words = "rank 1 has another image after augmentation than rank 0 in front of step 1";
+    assert!(!output.status.success() && said.contains(words), "{said}");
+    assert!(autodidact::checkpoint::list(&place.path("run/checkpoints")).is_empty());
+}
+
+#[test]
 fn a_dry_run_is_printed_once() {
     let _alone = alone();
     let output = launch(&Place::new(SIMCLR), "run", 2, &["--dry-run", "--ranks", "2"]);

@@ -244,5 +244,7 @@ fn planted_failures_raise_alarms_within_200_steps_and_good_settings_none() {
     let no_momentum = ["method.moco2.momentum.start=0", "method.moco2.momentum.end=0", "method.moco2.queue=512"];
     assert!(!alarms("moco2.toml", &with(&no_momentum)).is_empty(), "a key encoder without momentum");
     assert_eq!(alarms("simsiam.toml", &with(&["method.simsiam.predictor_hidden=0"])), ["collapse"]);
+    assert_eq!(alarms("simsiam.toml", &narrow), [""; 0]);
     assert_eq!(alarms("dino.toml", &["schedule.epochs=12", "method.dino.center_momentum=0.99999"]), ["collapse"]);
+    assert_eq!(alarms("dino.toml", &["schedule.epochs=12"]), [""; 0]);
 }
