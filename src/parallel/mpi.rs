@@ -6,6 +6,7 @@
 //!
 //! Messages go from process to process, not through MPI's collectives: so the order of additions is ours, and a process that doesn't answer is known by name.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
-use mpi::request::{Request, StaticScope};
+use mpi::request::{Request, Scope, StaticScope};
 use mpi::topology::{Process, SimpleCommunicator};
 use mpi::traits::{Communicator, Destination, Equivalence, MatchedReceiveVec, Source};
 
@@ -168,8 +169,9 @@ fn exchange(
     let mut bodies: Vec<Vec<u8>> = vec![Vec::new(); parts.len()];
     bodies[me] = parts[me].to_vec();
     mpi::request::scope(|scope| {
-        let mut sends: Vec<Request<'_, [u8], _>> =
-            peers().map(|peer| at(world, peer).immediate_send_with_tag(scope, parts[peer].as_slice(), DATA)).collect();
+        let mut sends: Vec<(usize, Request<'_, [u8], _>)> = peers()
+            .map(|peer| (peer, at(world, peer).immediate_send_with_tag(scope, parts[peer].as_slice(), DATA)))
+            .collect();
         // those whose message has not begun, and those whose message is under way
         let mut waiting: Vec<(usize, &mut Vec<u8>)> =
             bodies.iter_mut().enumerate().filter(|(peer, _)| *peer != me).collect();
@@ -185,9 +187,8 @@ fn exchange(
                     None => waiting.push((peer, body)),
                 }
             }
-            let under_way = receives.into_iter();
-            receives = under_way.filter_map(|(peer, request)| Some((peer, request.test().err()?))).collect();
-            sends = sends.into_iter().filter_map(|request| request.test().err()).collect();
+            receives = under_way(receives);
+            sends = under_way(sends);
             if sends.is_empty() && receives.is_empty() && waiting.is_empty() {
                 return;
             }
@@ -201,9 +202,10 @@ fn exchange(
                 break reason;
             }
             if deadline.is_some_and(|deadline| started.elapsed() > deadline) {
-                let mut absent: Vec<usize> =
-                    waiting.iter().map(|(peer, _)| *peer).chain(receives.iter().map(|(peer, _)| *peer)).collect();
-                absent.sort_unstable();
+                // whoever sent nothing, or has not taken what was sent
+                let absent = waiting.iter().map(|(peer, _)| *peer);
+                let absent = absent.chain(receives.iter().chain(&sends).map(|(peer, _)| *peer));
+                let absent = absent.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>();
                 let reason = missing(operation, &absent, started.elapsed());
                 say(world, &reason);
                 break reason;
@@ -218,6 +220,11 @@ fn exchange(
     bodies
 }
 
+/// Keeps the requests that are not done.
+fn under_way<'a, S: Scope<'a>>(requests: Vec<(usize, Request<'a, [u8], S>)>) -> Vec<(usize, Request<'a, [u8], S>)> {
+    requests.into_iter().filter_map(|(peer, request)| Some((peer, request.test().err()?))).collect()
+}
+
 fn at(world: &SimpleCommunicator, process: usize) -> Process<'_> {
     world.process_at_rank(i32::try_from(process).expect("MPI counts processes with an int"))
 }
@@ -227,7 +234,6 @@ fn missing(operation: &str, absent: &[usize], waited: Duration) -> String {
     let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
     let seconds = waited.as_secs();
     match absent.as_slice() {
-        [] => format!("the other processes did not take what was sent to them within {seconds} s, at {operation}"),
         [one] => format!("process {one} was not heard of for {seconds} s, at {operation}"),
         many => format!("processes {} were not heard of for {seconds} s, at {operation}", many.join(", ")),
     }
