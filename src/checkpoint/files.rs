@@ -8,10 +8,10 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
+use crate::model::Tensors;
+
 /// Shape and values of a tensor.
 pub(super) type Slice<'a> = (&'a [usize], &'a [f32]);
-/// Shape and values of each tensor of a file.
-pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Writes a new file and waits until it is on disk.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -15,10 +15,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::files::Tensors;
 use crate::files::{FileError, sync_folder, write_atomically};
-use crate::model::Kind;
 use crate::model::params::Layout;
+use crate::model::{Kind, Tensors};
 
 /// Version of the format.
 const FORMAT: u32 = 1;

@@ -38,7 +38,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let request =
         Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
-    if args.overrides.iter().any(|change| change.trim_start().starts_with("init")) {
+    if args.overrides.iter().any(|change| change.split('=').next().is_some_and(|key| key.trim() == "init")) {
         let text = "`init` cannot be changed here: a run is compared with the weights that it started from";
         return Err(Failure::message(Kind::Usage, text));
     }

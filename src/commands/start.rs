@@ -8,12 +8,12 @@ use std::path::Path;
 
 use super::eval;
 use crate::backend;
-use crate::checkpoint::{self, Tensors};
+use crate::checkpoint;
 use crate::engine::EngineError;
 use crate::error::{Failure, Kind};
 use crate::files::write_atomically;
 use crate::model::params::{Flat, Layout};
-use crate::model::{BackboneConfig, Scope, Start};
+use crate::model::{BackboneConfig, Scope, Start, Tensors};
 use crate::plan::{Plan, recorded_start};
 use crate::recipe::{self, InitConfig, Loaded, Problem};
 

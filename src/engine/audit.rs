@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::error::EngineError;
 use crate::augment::MultiView;
 use crate::data::{Schedule, Source};
+use crate::model::params;
 use crate::parallel::Collective;
 use crate::plan::Plan;
 
@@ -45,11 +46,8 @@ pub(super) fn facts(plan: &Plan, source: &Arc<dyn Source>, step: u64, weights: O
 /// Hashes weights and buffers.
 pub(super) fn hash_of(weights: &[f32], buffers: &[f32]) -> u64 {
     let mut hasher = blake3::Hasher::new();
-    for values in [weights, buffers] {
-        for chunk in values.chunks(4096) {
-            hasher.update(&chunk.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
-        }
-    }
+    params::hash(&mut hasher, weights);
+    params::hash(&mut hasher, buffers);
     first_bits(&hasher.finalize())
 }
 

@@ -37,6 +37,6 @@ pub use resnet::{ResNet, ResNetArch, ResidualBlock, ResidualKind};
 pub use rope::Rotary;
 pub use scope::{Init, Kind, Scope};
 pub use segment::{Boundary, Features, Segmented};
-pub use start::Start;
+pub use start::{Start, Tensors};
 pub use vit::{PatchEmbed, Vit, gather_tokens};
 pub use vit_arch::VitArch;

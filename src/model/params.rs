@@ -43,6 +43,13 @@ impl Entry {
     }
 }
 
+/// Adds the bytes of values to a hash.
+pub fn hash(hasher: &mut blake3::Hasher, values: &[f32]) {
+    for chunk in values.chunks(4096) {
+        hasher.update(&chunk.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+    }
+}
+
 impl Layout {
     /// Lists the parameters of a module that was built with [`Scope`](super::Scope).
     #[must_use]

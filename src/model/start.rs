@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::params::Layout;
+use super::params::{self, Layout};
+
+/// Shape and values of named tensors.
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Name of a backbone's field in every method.
 const BACKBONE: &str = "backbone.";
@@ -10,7 +13,7 @@ const BACKBONE: &str = "backbone.";
 /// Tensors of a backbone under their names below it: `conv1.weight`, `blocks.0.norm1.bias`, `bn1.running_mean`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Start {
-    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    tensors: Tensors,
     from: String,
     origin: String,
 }
@@ -18,7 +21,7 @@ pub struct Start {
 impl Start {
     /// Takes shape and values of each tensor.
     #[must_use]
-    pub fn new(tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Self {
+    pub fn new(tensors: Tensors) -> Self {
         Self { tensors, from: String::new(), origin: String::new() }
     }
 
@@ -48,7 +51,7 @@ impl Start {
 
     /// Returns shape and values of each tensor.
     #[must_use]
-    pub fn tensors(&self) -> &BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
@@ -106,9 +109,7 @@ impl Start {
         let mut hash = blake3::Hasher::new();
         for (name, (shape, values)) in &self.tensors {
             hash.update(format!("{name} {shape:?}\n").as_bytes());
-            for chunk in values.chunks(4096) {
-                hash.update(&chunk.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
-            }
+            params::hash(&mut hash, values);
         }
         hash.finalize().to_hex().to_string()
     }
@@ -121,10 +122,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::model::params;
     use crate::model::{Backbone, BackboneConfig, Scope};
-
-    type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
     /// A backbone where methods have it.
     #[derive(burn::module::Module, Debug)]

@@ -12,8 +12,8 @@ use super::schedule_config::LrDecay;
 /// and `min` from the last epoch on. The first step of a run with a warm-up has rate `warmup_lr`; the last step is one step short of `min`.
 /// MoCo v3 uses the same rule with `min = 0`. With `each = "epoch"` `e` is the whole epoch (MoCo v2, `SimSiam`).
 ///
-/// Deviation: released codes differ in where they count from. DINO's warm-up includes both of its ends, I-JEPA counts from 1, BYOL, Barlow Twins and lightly
-/// let the cosine end at the last step. [`published`](super::published) has each to the last bit; this rule is at most one step away from them (tested).
+/// BYOL and Barlow Twins have the same rule. Deviation: DINO's warm-up includes both of its ends, I-JEPA counts from 1, lightly's warm-up is a step ahead and its cosine ends
+/// at the last step. [`published`](super::published) has each exactly; this rule is never further from them than they move in two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// Learning rate at the end of the warm-up, scaled with the batch.
@@ -103,8 +103,50 @@ pub fn cosine(at: f64, length: f64, start: f64, end: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::published::{Dino, IjepaLr, Lightly, barlow_lr, byol_lr};
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn published_rates_are_this_rule_or_a_step_away() {
+        let (peak, start, total, warmup) = (0.8, 0.1, 200, 30);
+        let rule = |end: f64, start: f64| Schedule {
+            lr: peak,
+            min_lr: end,
+            warmup_lr: start,
+            warmup_epochs: 3.0,
+            epochs: 20.0,
+            steps_per_epoch: 10,
+            ..Schedule::default()
+        };
+        for step in 0..=total {
+            assert!((rule(0.0, 0.0).lr_at(step) - byol_lr(step, warmup, total, peak)).abs() < 1e-12, "{step}");
+            assert!(
+                (rule(peak / 1000.0, 0.0).lr_at(step) - barlow_lr(step, warmup, total, peak)).abs() < 1e-12,
+                "{step}"
+            );
+        }
+        let end = 0.01;
+        let dino = Dino { frozen: 0, warmup, total, warmup_start: start, base: peak, end };
+        let ijepa = IjepaLr { warmup, total, start, peak, end };
+        let lightly = Lightly { warmup, total, warmup_start: start, warmup_end: peak, start: peak, end, period: None };
+        let published: [&dyn Fn(u64) -> f64; 3] =
+            [&|step| dino.at(step), &|step| ijepa.at(step), &|step| lightly.at(step)];
+        for (index, at) in published.iter().enumerate() {
+            let mut differs = false;
+            for step in 0..total {
+                let ours = rule(end, start).lr_at(step);
+                let near: Vec<f64> = (step.saturating_sub(2)..=(step + 2).min(total - 1)).map(at).collect();
+                let low = near.iter().copied().fold(f64::INFINITY, f64::min);
+                let high = near.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                // the first step has `warmup_lr`, which I-JEPA and lightly have before it
+                let slack = (peak - start) / warmup as f64;
+                assert!((low - slack..=high + slack).contains(&ours), "{index}, step {step}: {ours}, {low} to {high}");
+                differs |= (ours - at(step)).abs() > 1e-9;
+            }
+            assert!(differs, "{index} is this rule: say so");
+        }
+    }
 
     #[test]
     fn named_points() {

@@ -288,12 +288,6 @@ impl Launch {
             note: None,
         }
     }
-
-    /// Returns which of the GPUs that this process sees is its own: with one visible GPU (`--gpus-per-task 1`) that one, else by the number on the node.
-    #[must_use]
-    pub fn gpu(&self, visible: usize) -> usize {
-        if visible <= 1 { 0 } else { self.local }
-    }
 }
 
 impl Names {
@@ -509,11 +503,5 @@ mod tests {
         ] {
             assert_eq!(first_host(list), first);
         }
-    }
-
-    #[test]
-    fn a_process_takes_its_own_gpu() {
-        let launch = Launch { local: 3, ..Launch::alone() };
-        assert_eq!((launch.gpu(1), launch.gpu(4), launch.gpu(0)), (0, 3, 0));
     }
 }

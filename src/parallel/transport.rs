@@ -70,6 +70,7 @@ macro_rules! element {
 element!(f32);
 element!(f64);
 element!(u64);
+element!(u8);
 
 /// A transport whose messages are checked.
 pub struct Link {
@@ -149,7 +150,7 @@ impl Link {
     /// # Errors
     /// When a process has failed.
     pub fn barrier(&self, name: &str) -> Result<(), Aborted> {
-        self.gather_patiently::<u64>(name, &[], Patience::Endless).map(drop)
+        self.gather_patiently::<u8>(name, &[], Patience::Endless).map(drop)
     }
 
     /// Gives every process the text of each.
@@ -157,10 +158,8 @@ impl Link {
     /// # Errors
     /// When a process has failed.
     pub fn all_gather_text(&self, name: &str, text: &str, patience: Patience) -> Result<Vec<String>, Aborted> {
-        let code: Vec<u64> = text.bytes().map(u64::from).collect();
-        let all = self.gather_patiently(name, &code, patience)?;
-        let decode = |code: Vec<u64>| code.into_iter().map(|byte| byte as u8).collect::<Vec<u8>>();
-        Ok(all.into_iter().map(|code| String::from_utf8_lossy(&decode(code)).into_owned()).collect())
+        let all = self.gather_patiently(name, text.as_bytes(), patience)?;
+        Ok(all.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect())
     }
 
     /// What an operation is, for people: the header of its messages.

@@ -7,7 +7,7 @@ use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
 const FEW_IMAGES: usize = 1_000_000;
-/// Below this many images masked modelling and self-distillation have too few steps to gain; see README's table.
+/// Below this many images contrastive methods gain soonest; see README's table.
 const CONTRASTIVE_ONLY: usize = 100_000;
 /// Below this many steps an epoch, warm-up and cosine are coarse and epochs-based settings lose their meaning.
 const FEW_STEPS: u64 = 10;
