@@ -1,6 +1,9 @@
 //! Times training steps of whole networks against PyTorch on the CPU, and their memory.
 //!
 //!     cargo bench --profile dev --bench step -- --python PYTHON [--rounds 5] [--steps 2] [--channels-last] [MODEL ...]
+//!     cargo bench --profile dev --bench step -- --ranks [MODEL ...]
+//!
+//! The second form has no PyTorch side: it compares one rank thread with one a core, on the same micro-batches, one a core.
 //!
 //! PYTHON is an interpreter with torch, torchvision and timm. Both sides are processes of their own with the same network, the
 //! same batch in `f32`, AdamW and the mean of the squared outputs as the loss; ours has one rank thread per core, PyTorch one compute thread
@@ -46,12 +49,13 @@ const OUTPUTS: usize = 128;
 fn main() -> Result<()> {
     ops::keep_pages();
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    if let [flag, name] = arguments.as_slice()
+    if let [flag, name, ranks] = arguments.as_slice()
         && flag == "--worker"
     {
-        return work(name);
+        return work(name, ranks.parse()?);
     }
     let (mut python, mut rounds, mut steps, mut channels_last, mut names) = (None, 5, 2, false, Vec::new());
+    let mut scaling = false;
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -60,6 +64,7 @@ fn main() -> Result<()> {
             "--rounds" => rounds = value()?.parse()?,
             "--steps" => steps = value()?.parse()?,
             "--channels-last" => channels_last = true,
+            "--ranks" => scaling = true,
             name if MODELS.iter().any(|model| model.0 == name) => names.push(argument.clone()),
             other => {
                 bail!("{other} is neither an option nor a model; models: {}", MODELS.map(|model| model.0).join(", "))
@@ -67,44 +72,61 @@ fn main() -> Result<()> {
         }
     }
     println!("{} cores, instruction set {}", cores(), ops::instruction_set());
-    println!("model          batch    ours img/s   MiB      torch img/s   MiB     speed  memory");
+    if scaling {
+        println!("model          batch   1 rank img/s   MiB    {:2} ranks img/s   MiB     speed  memory", cores());
+    } else {
+        println!("model          batch    ours img/s   MiB      torch img/s   MiB     speed  memory");
+    }
     for (name, _, _, batch) in MODELS {
-        if names.is_empty() || names.iter().any(|chosen| chosen == name) {
-            compare(name, batch, python.as_deref(), rounds, steps, channels_last)?;
+        if !names.is_empty() && !names.iter().any(|chosen| chosen == name) {
+            continue;
+        }
+        let ours = |ranks: usize| {
+            Side::start(Command::new(std::env::current_exe()?).args(["--worker", name, &ranks.to_string()]))
+        };
+        if scaling {
+            let [one, all] = turns([ours(1)?, ours(cores())?], batch, rounds, steps)?;
+            println!(
+                "{name:14} {batch:5}  {:13.1} {:6.0} {:16.1} {:6.0}   {:6.2}x  {:5.2}x",
+                one.0,
+                one.1,
+                all.0,
+                all.1,
+                all.0 / one.0,
+                all.1 / one.1
+            );
+        } else if let Some(python) = &python {
+            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/step.py");
+            let layout = if channels_last { "channels_last" } else { "contiguous" };
+            let theirs = Side::start(Command::new(python).args([script, name, layout, &cores().to_string()]))?;
+            let [fast, torch] = turns([ours(cores())?, theirs], batch, rounds, steps)?;
+            println!(
+                "{name:14} {batch:5}  {:11.1} {:6.0}   {:13.1} {:6.0}   {:6.2}x  {:5.2}x",
+                fast.0,
+                fast.1,
+                torch.0,
+                torch.1,
+                fast.0 / torch.0,
+                fast.1 / torch.1
+            );
+        } else {
+            let [fast] = turns([ours(cores())?], batch, rounds, steps)?;
+            println!("{name:14} {batch:5}  {:11.1} {:6.0}", fast.0, fast.1);
         }
     }
     Ok(())
 }
 
-fn compare(name: &str, batch: usize, python: Option<&str>, rounds: usize, steps: usize, last: bool) -> Result<()> {
-    let mut ours = Side::start(Command::new(std::env::current_exe()?).args(["--worker", name]))?;
-    let mut theirs = match python {
-        Some(python) => {
-            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/step.py");
-            let layout = if last { "channels_last" } else { "contiguous" };
-            Some(Side::start(Command::new(python).args([script, name, layout, &cores().to_string()]))?)
-        }
-        None => None,
-    };
-    // threads of a pool that has just worked spin for a while before they sleep
-    let settle = || std::thread::sleep(std::time::Duration::from_millis(500));
+/// Lets sides run in turns; images a second and MiB of each.
+fn turns<const N: usize>(mut sides: [Side; N], batch: usize, rounds: usize, steps: usize) -> Result<[(f64, f64); N]> {
     for _ in 0..rounds {
-        settle();
-        ours.run(steps)?;
-        if let Some(theirs) = &mut theirs {
-            settle();
-            theirs.run(steps)?;
+        for side in &mut sides {
+            // threads of a pool that has just worked spin for a while before they sleep
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            side.run(steps)?;
         }
     }
-    let rate = |side: &Side| batch as f64 / median(&side.seconds);
-    let (fast, memory) = (rate(&ours), ours.peer.peak_mib());
-    print!("{name:14} {batch:5}  {fast:11.1} {memory:6.0}");
-    if let Some(theirs) = &theirs {
-        let (torch, torch_memory) = (rate(theirs), theirs.peer.peak_mib());
-        print!("   {torch:13.1} {torch_memory:6.0}   {:6.2}x  {:5.2}x", fast / torch, memory / torch_memory);
-    }
-    println!();
-    Ok(())
+    Ok(sides.map(|side| (batch as f64 / median(&side.seconds), side.peer.peak_mib())))
 }
 
 fn cores() -> usize {
@@ -132,14 +154,19 @@ impl Side {
 }
 
 /// Our side: steps of the real engine, on batches of noise.
-fn work(name: &str) -> Result<()> {
+fn work(name: &str, ranks: usize) -> Result<()> {
     let model = MODELS.into_iter().find(|model| model.0 == name).context("the name of a model")?;
     let panicked = |rank, text| EngineError::Panicked { rank, text };
-    run_ranks(cores().min(model.3), panicked, |ranks| rank(&ranks, model))?;
+    let micros = cores().min(model.3);
+    run_ranks(ranks.min(micros), panicked, |ranks| rank(&ranks, model, micros))?;
     Ok(())
 }
 
-fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)) -> Result<(), EngineError> {
+fn rank(
+    ranks: &ThreadRank,
+    (_, backbone, size, batch): (&str, &str, u32, usize),
+    micros: usize,
+) -> Result<(), EngineError> {
     let device = Device::flex().autodiff();
     let scope = Scope::new(0, &device);
     let config: BackboneConfig = toml::from_str(backbone).expect("the table above is right");
@@ -149,7 +176,7 @@ fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)
     let world = ranks.world_size();
     let settings = Settings {
         seed: 0,
-        micro_batches: world,
+        micro_batches: micros,
         memory: Memory::Keep,
         steps: 1_000_000,
         steps_per_epoch: 1_000_000,
@@ -165,18 +192,23 @@ fn rank(ranks: &ThreadRank, (_, backbone, size, batch): (&str, &str, u32, usize)
         clip: Clip::None,
         ema: None,
     };
-    let micro = share(world, ranks.rank(), world);
-    let images: Vec<u64> = share(batch, ranks.rank(), world).map(|image| image as u64).collect();
-    let mut noise = Stream::new(0, Purpose::Evaluation, &[ranks.rank() as u64]);
-    let pixels = (0..images.len() * 3 * (size * size) as usize).map(|_| noise.normal() as f32).collect();
-    let batch = HostBatch { step: 0, micro: micro.start, images, views: vec![HostView { size, pixels }] };
-    let mut trainer = Trainer::start(settings, device, micro, learner, ranks, None)?;
+    let mine = share(micros, ranks.rank(), world);
+    let batches: Vec<HostBatch> = mine
+        .clone()
+        .map(|micro| {
+            let images: Vec<u64> = share(batch, micro, micros).map(|image| image as u64).collect();
+            let mut noise = Stream::new(0, Purpose::Evaluation, &[micro as u64]);
+            let pixels = (0..images.len() * 3 * (size * size) as usize).map(|_| noise.normal() as f32).collect();
+            HostBatch { step: 0, micro, images, views: vec![HostView { size, pixels }] }
+        })
+        .collect();
+    let mut trainer = Trainer::start(settings, device, mine, learner, ranks, None)?;
     loop {
         let line = ranks.leads().then(|| std::io::stdin().lines().next().and_then(Result::ok));
         let Some(line) = &*value_from_leader(ranks, line)? else { return Ok(()) };
         let mut seconds = Vec::new();
         for _ in 0..line.trim().parse().unwrap_or(0) {
-            let batches = vec![batch.clone()];
+            let batches = batches.clone();
             let start = Instant::now();
             trainer.step(batches)?;
             seconds.push(start.elapsed().as_secs_f64().to_string());

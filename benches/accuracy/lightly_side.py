@@ -57,7 +57,8 @@ def transform(view):
         steps.append(T.Resize((size, size), antialias=True))
     else:
         scale, ratio = crop.get("scale", [0.08, 1.0]), crop.get("ratio", [3 / 4, 4 / 3])
-        steps.append(T.RandomResizedCrop(size, scale=scale, ratio=ratio, antialias=True))
+        interpolation = T.InterpolationMode(crop.get("interpolation", "bilinear"))
+        steps.append(T.RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=interpolation, antialias=True))
     steps.append(T.RandomHorizontalFlip(view.get("flip", 0.0)))
     if jitter := view.get("jitter"):
         color = T.ColorJitter(*(jitter[name] for name in ("brightness", "contrast", "saturation", "hue")))

@@ -5,6 +5,8 @@ mod audit;
 mod config;
 mod error;
 mod evaluate;
+mod pace;
+mod process_log;
 mod shape;
 mod step;
 mod train;

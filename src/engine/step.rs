@@ -9,9 +9,9 @@ use super::error::EngineError;
 use super::shape::Shape;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
-use crate::model::params::Layout;
+use crate::model::params::{Flat, Layout};
 use crate::model::{BatchStats, Noise, Pass};
-use crate::parallel::{Collective, TreeSum};
+use crate::parallel::{Collective, Tensors, TreeSum};
 
 /// What stays the same from step to step.
 #[derive(Clone, Debug)]
@@ -32,8 +32,8 @@ pub(super) struct StepSpec {
 pub(super) struct StepResult {
     /// Mean loss of the global batch.
     pub(super) loss: f64,
-    /// Gradient of that mean, flat; on the first rank of a process.
-    pub(super) gradient: Option<Vec<f32>>,
+    /// On the first rank of a process: what the step moves.
+    pub(super) moved: Option<Moved>,
     /// Statistics of every batch-norm layer, one after another for each micro-batch of the global batch.
     pub(super) batch_stats: Vec<Vec<f32>>,
     /// Where those statistics belong.
@@ -48,34 +48,43 @@ pub(super) struct StepResult {
     pub(super) shape: Option<Shape>,
 }
 
+/// Gradient and weights, which no other rank holds any more.
+#[derive(Debug)]
+pub(super) struct Moved {
+    /// Gradient of the sum of the losses, a vector for each parameter.
+    pub(super) gradient: Tensors,
+    /// What makes that the gradient of the mean.
+    pub(super) scale: f32,
+    /// Weights and buffers before the step.
+    pub(super) flat: Flat,
+}
+
 impl StepSpec {
     pub(super) fn progress(&self, step: u64) -> Progress {
         Progress { seed: self.seed, step, steps: self.steps, steps_per_epoch: self.steps_per_epoch }
     }
 }
 
-/// Runs this rank's micro-batches of one step and reduces over all ranks.
+/// Runs this rank's micro-batches of one step and reduces over all ranks. The learner has released its weights then.
 pub(super) fn run(
     spec: &StepSpec,
     step: u64,
     batches: Vec<HostBatch>,
-    learner: &dyn Learner,
+    learner: &mut dyn Learner,
     ranks: &dyn Collective,
 ) -> Result<StepResult, EngineError> {
     let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step, batch)).collect();
-    let mut rank = RankStep { spec, step, learner, stats: Stats::default() };
+    let mut rank = RankStep { spec, step, learner: &*learner, stats: Stats::default() };
     let mut gradients = TreeSum::new(spec.micros);
     let Terms { sum, count, parts, statistics, uniform, shape } = match learner.sees() {
         Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
         Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
     };
-    let mut gradient = ranks.reduce(spec.micros, gradients.into_nodes())?;
-    let scale = (1.0 / count) as f32;
-    for g in gradient.iter_mut().flatten() {
-        *g *= scale;
-    }
-
     let Stats { places, values } = rank.stats;
+    // before the gradient arrives, every rank has let go of the weights, so that the first one can move them where they are
+    let flat = learner.release().filter(|_| ranks.leads());
+    let gradient = ranks.reduce(spec.micros, gradients.into_nodes())?;
+    let moved = gradient.zip(flat).map(|(gradient, flat)| Moved { gradient, scale: (1.0 / count) as f32, flat });
     let per_micro: usize = places.iter().map(ExactSizeIterator::len).sum();
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
@@ -87,7 +96,7 @@ pub(super) fn run(
         };
         Some([judged, uniform])
     });
-    Ok(StepResult { loss: sum / count, gradient, batch_stats, stats_places: places, parts, statistics, uniform, shape })
+    Ok(StepResult { loss: sum / count, moved, batch_stats, stats_places: places, parts, statistics, uniform, shape })
 }
 
 /// The loss of the global batch on the host.
@@ -112,7 +121,7 @@ impl RankStep<'_> {
     fn by_micro_batch(
         &mut self,
         batches: &[MicroBatch],
-        gradients: &mut TreeSum<f32>,
+        gradients: &mut TreeSum<Tensors>,
         ranks: &dyn Collective,
     ) -> Result<Terms, EngineError> {
         let (mut terms, mut values) = (Vec::new(), Vec::new());
@@ -161,7 +170,7 @@ impl RankStep<'_> {
     fn over_global_batch(
         &mut self,
         batches: &[MicroBatch],
-        gradients: &mut TreeSum<f32>,
+        gradients: &mut TreeSum<Tensors>,
         ranks: &dyn Collective,
     ) -> Result<Terms, EngineError> {
         let mut graphs = Vec::new();
@@ -199,11 +208,11 @@ impl RankStep<'_> {
                 let gradient = upstream.clone()?.slice([own.clone()]);
                 Some((output * Tensor::from_inner(gradient)).sum_dim(1).sum())
             });
-            let flat = match terms.reduce(|a, b| a + b) {
+            let gradient = match terms.reduce(|a, b| a + b) {
                 Some(surrogate) => self.backward(&surrogate),
-                None => vec![0.0; self.learner.layout().num_weights()],
+                None => self.learner.layout().zeros(),
             };
-            gradients.push_leaf(index, flat);
+            gradients.push_leaf(index, gradient);
         }
         Ok(terms)
     }
@@ -220,7 +229,7 @@ impl RankStep<'_> {
         outputs
     }
 
-    fn backward(&self, scalar: &Tensor<1>) -> Vec<f32> {
+    fn backward(&self, scalar: &Tensor<1>) -> Tensors {
         let mut gradients = scalar.backward();
         self.learner.gradients(&mut gradients)
     }

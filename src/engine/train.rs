@@ -11,6 +11,7 @@ use image::RgbImage;
 
 use super::audit;
 use super::error::EngineError;
+use super::process_log::ProcessLog;
 use super::trainer::{Settings, Trainer};
 use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
@@ -18,7 +19,7 @@ use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::Warning;
 use crate::ops;
-use crate::parallel::{Collective, Link, ProcessRank, run_ranks};
+use crate::parallel::{Collective, Fault, Link, ProcessRank, Timed, run_ranks};
 use crate::plan::Plan;
 
 /// A run to be trained.
@@ -68,14 +69,9 @@ pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
     let first = job.link.map_or(0, |link| link.process() * threads);
     let panicked = |thread, text| EngineError::Panicked { rank: first + thread, text };
     let outcome = match job.link {
-        None => run_ranks(threads, panicked, |rank| train_rank(job, &rank)),
-        Some(link) => {
-            run_ranks(threads, panicked, |thread| train_rank(job, &ProcessRank::new(thread, Arc::clone(link))))
-        }
+        None => run_ranks(threads, panicked, |rank| train_rank(job, &Timed::new(&rank), None)),
+        Some(link) => train_among(job, link, first..first + threads, panicked),
     };
-    if let (Err(error), Some(link)) = (&outcome, job.link) {
-        link.abort(&error.to_string());
-    }
     let mut results = outcome?;
     match results.swap_remove(0) {
         Some(trained) => Ok(trained),
@@ -83,8 +79,42 @@ pub fn train(job: &Job<'_>) -> Result<Trained, EngineError> {
     }
 }
 
+/// Trains this process's ranks of a run of several processes.
+fn train_among(
+    job: &Job<'_>,
+    link: &Arc<Link>,
+    own: Range<usize>,
+    panicked: impl Fn(usize, String) -> EngineError + Sync,
+) -> Result<Vec<Option<Trained>>, EngineError> {
+    let reduction = job.plan.recipe.parallel.reduction;
+    let outcome = ProcessLog::open(job.folder, link.process()).map_err(EngineError::from).and_then(|log| {
+        let last = own.end - 1;
+        log.line(&format!(
+            "started, process id {}, ranks {} to {last} of {}",
+            std::process::id(),
+            own.start,
+            job.plan.ranks
+        ))?;
+        let outcome = run_ranks(own.len(), panicked, |thread| {
+            let rank = ProcessRank::new(thread, Arc::clone(link), reduction);
+            train_rank(job, &Timed::new(&rank), Some(&log))
+        });
+        let sent = link.bytes_sent() >> 20;
+        let ended = match &outcome {
+            Ok(_) => log.line(&format!("done, {sent} MiB sent")),
+            Err(error) => log.line(&format!("failed, {sent} MiB sent: {error}")),
+        };
+        // what training came to counts for more than its log
+        outcome.and_then(|trained| Ok(ended.map(|()| trained)?))
+    });
+    if let Err(error) = &outcome {
+        link.abort(&error.to_string());
+    }
+    outcome
+}
+
 /// Returns what came out on the first rank.
-fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, EngineError> {
+fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Result<Option<Trained>, EngineError> {
     let plan = job.plan;
     let recipe = &plan.recipe;
     let device = job.device.clone().autodiff();
@@ -94,6 +124,7 @@ fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, 
     let first_step = trainer.steps_done();
     let mut loader = Loader::start(loader_plan(job, ranks, first_step..plan.steps, mine.clone()))?;
     // only rank 0 writes shared files; its failures reach the others through the collective
+    let fault = Fault::from_env();
     let mut watch = (ranks.rank() == 0).then(|| Watch::open(job, first_step)).transpose()?;
     let checkpoints = job.folder.join("checkpoints");
     let mut saved = None;
@@ -106,18 +137,38 @@ fn train_rank(job: &Job<'_>, ranks: &dyn Collective) -> Result<Option<Trained>, 
             let weights = trainer.with_snapshot(|_, now| audit::hash_of(now.weights, now.buffers));
             audit::compare(ranks, step, &audit::facts(plan, &job.source, step, weights))?;
         }
-        let batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
-        let numbers = trainer.step(batches)?;
-        if let (Some(watch), Some(numbers)) = (&mut watch, &numbers) {
-            watch.step(plan, numbers)?;
+        let start = Instant::now();
+        let mut batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
+        let (loaded, waited) = (Instant::now(), ranks.waited());
+        if let Some(fault) = fault {
+            std::thread::sleep(fault.delay(ranks.rank()));
+            if fault.spoils(ranks.rank(), step + 1) {
+                batches[0].views[0].pixels[0] = f32::NAN;
+            }
         }
+        let numbers = trainer.step(batches)?;
+        let times = [loaded - start, ranks.worked(loaded, waited)].map(|time| time.as_secs_f64());
         // all ranks stop after the same step, whichever was asked to; when a checkpoint is due is rank 0's word
         let (done, every) = (trainer.steps_done(), recipe.checkpoint.every_steps);
         let asked = job.stop.load(Ordering::Relaxed);
         let due = done == plan.steps || (every > 0 && done.is_multiple_of(every));
-        let said = ranks.all_gather_f64(vec![f64::from(u8::from(asked)), f64::from(u8::from(due))])?;
-        interrupted = said.iter().step_by(2).any(|&asked| asked != 0.0);
-        let due = interrupted || said[1] != 0.0;
+        let flags = [asked, due].map(|flag| f64::from(u8::from(flag)));
+        let said = ranks.all_gather_f64([flags, times].concat())?;
+        let (said, _) = said.as_chunks::<4>();
+        interrupted = said.iter().any(|&[asked, ..]| asked != 0.0);
+        let due = interrupted || said[0][1] != 0.0;
+        let times: Vec<[f64; 2]> = said.iter().map(|&[_, _, input, work]| [input, work]).collect();
+        if let (Some(watch), Some(numbers)) = (&mut watch, &numbers) {
+            watch.step(plan, numbers, &times)?;
+        }
+        if let (true, Some(log)) = (ranks.leads() && (due || done.is_multiple_of(recipe.log.every_steps)), log) {
+            let first = ranks.rank();
+            let own = times[first..first + ranks.threads()].iter().enumerate();
+            let own: Vec<String> = own
+                .map(|(rank, [input, work])| format!("rank {} {input:.3} s input, {work:.3} s work", first + rank))
+                .collect();
+            log.line(&format!("step {done}: {}", own.join("; ")))?;
+        }
         if let (true, Some(watch)) = (due, &watch) {
             watch.sync()?;
             let keep = recipe.checkpoint.keep;

@@ -1,8 +1,8 @@
 //! One rank's part of training: its network, and on the first rank of a process the state that all of its ranks share.
 //!
 //! Weights, optimizer state and running statistics are the same on every rank, so a process keeps them once: its first rank
-//! takes the reduced gradient, moves a copy of the weights and publishes it; the networks of all rank threads are views of what was
-//! published last (`model::params::Flat`).
+//! takes the reduced gradient, moves the weights and publishes them again; the networks of all rank threads are views of what was
+//! published last (`model::params::Flat`), and let go of it before the weights move.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,14 +12,16 @@ use burn::tensor::Device;
 use super::config::{EmaConfig, Memory};
 use super::error::EngineError;
 use super::shape::Shape;
-use super::step::{self, StepResult, StepSpec};
+use super::step::{self, Moved, StepResult, StepSpec};
 use crate::checkpoint::{self, CheckpointError, Snapshot, State};
 use crate::data::HostBatch;
 use crate::method::Learner;
 use crate::model::Kind;
 use crate::model::params::{self, Flat, Layout};
-use crate::optim::{Clip, Groups, Optimizer, OptimizerConfig, ParamSpec, ParameterRule, Ramp, Rates, Schedule, ema};
-use crate::parallel::{Collective, value_from_leader};
+use crate::optim::{
+    Clip, Groups, Optimizer, OptimizerConfig, ParamSpec, ParameterRule, Ramp, Rates, Schedule, ema, sum_of_squares,
+};
+use crate::parallel::{Collective, share_tensors, value_from_leader};
 
 /// What steps do; the same on every rank.
 #[derive(Clone, Debug)]
@@ -81,6 +83,7 @@ struct Leader {
     settings: Settings,
     optimizer: Optimizer,
     ema: Option<Vec<f32>>,
+    threads: usize,
 }
 
 impl<'a> Trainer<'a> {
@@ -133,12 +136,11 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// When loss, gradient or new weights are not finite, or another rank failed.
     pub fn step(&mut self, batches: Vec<HostBatch>) -> Result<Option<StepNumbers>, EngineError> {
-        let result = step::run(&self.spec, self.step, batches, self.learner.as_ref(), self.ranks)?;
+        let result = step::run(&self.spec, self.step, batches, self.learner.as_mut(), self.ranks)?;
         let (mut numbers, mut flat) = (None, None);
         if let Some(leader) = &mut self.leader {
-            let (mut weights, mut buffers) = (self.learner.weights(), self.learner.buffers());
-            numbers = Some(leader.update(&self.spec, self.step, result, &*self.learner, &mut weights, &mut buffers)?);
-            flat = Some(Flat::upload(weights, buffers, &self.spec.device));
+            let (told, moved) = leader.update(&self.spec, self.step, result, self.learner.as_ref())?;
+            (numbers, flat) = (Some(told), Some(moved));
         }
         let flat = value_from_leader(self.ranks, flat)?;
         self.learner.set(&flat);
@@ -191,7 +193,7 @@ impl Leader {
             learner.at_start(&mut weights);
             let ema = with_ema.then(|| weights.clone());
             let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema: None };
-            return Ok((Self { settings, optimizer, ema }, state));
+            return Ok((Self { settings, optimizer, ema, threads }, state));
         };
         let names: Vec<&str> = optimizer.state().iter().map(|(name, _)| *name).collect();
         let (mut state, _) = checkpoint::load(path, learner.layout(), &names)?;
@@ -203,7 +205,7 @@ impl Leader {
             return Err(other("it has no moving average, the recipe asks for one".to_owned()).into());
         }
         let ema = state.ema.take().filter(|_| with_ema);
-        Ok((Self { settings, optimizer, ema }, state))
+        Ok((Self { settings, optimizer, ema, threads }, state))
     }
 
     fn update(
@@ -212,32 +214,38 @@ impl Leader {
         step: u64,
         result: StepResult,
         learner: &dyn Learner,
-        weights: &mut [f32],
-        buffers: &mut [f32],
-    ) -> Result<StepNumbers, EngineError> {
-        let StepResult { loss, gradient, batch_stats, stats_places, parts, statistics, uniform, shape } = result;
-        let mut gradient = gradient.expect("the first rank of a process gets the gradient");
-        let Self { settings, optimizer, ema } = self;
+    ) -> Result<(StepNumbers, Flat), EngineError> {
+        let StepResult { loss, moved, batch_stats, stats_places, parts, statistics, uniform, shape } = result;
+        let Moved { mut gradient, scale, flat } = moved.expect("the first rank of a process gets gradient and weights");
+        let Self { settings, optimizer, ema, threads } = self;
         finite(step, "loss", loss)?;
         optimizer.groups().cancel_frozen(step, &mut gradient);
-        let grad_norm = settings.clip.apply(&mut gradient, optimizer.groups().specs());
+        let squares = on_threads(*threads, gradient.iter_mut().map(Vec::as_mut_slice).collect(), |values| {
+            for g in &mut *values {
+                *g *= scale;
+            }
+            sum_of_squares(values)
+        });
+        let grad_norm = settings.clip.apply(&mut gradient, &squares);
         finite(step, "norm of the gradient", grad_norm)?;
+        let (mut weights, mut buffers) = flat.into_host();
 
         let lr = settings.schedule.lr_at(step);
         let rates = Rates { lr, fixed_lr: settings.schedule.lr, weight_decay: settings.weight_decay.at(step) };
-        optimizer.step(weights, &gradient, &rates);
-        fold(&batch_stats, &stats_places, buffers);
-        learner.after_step(&statistics, &spec.progress(step), weights, buffers);
+        optimizer.step(&mut weights, &gradient, &rates);
+        drop(gradient);
+        fold(&batch_stats, &stats_places, &mut buffers);
+        learner.after_step(&statistics, &spec.progress(step), &mut weights, &mut buffers);
         // nothing that is not finite may reach a checkpoint, from which the run could never go on
-        for values in [&*weights, &*buffers] {
-            if let Some(bad) = not_finite(values) {
-                finite(step, "updated weight", f64::from(bad))?;
-            }
+        let pieces = weights.chunks_mut(PIECE).chain(buffers.chunks_mut(PIECE)).collect();
+        if let Some(bad) = on_threads(*threads, pieces, |values| not_finite(values)).into_iter().flatten().next() {
+            finite(step, "updated weight", f64::from(bad))?;
         }
         if let (Some(average), Some(config)) = (ema, &settings.ema) {
-            ema::update(average, weights, config.momentum);
+            ema::update(average, &weights, config.momentum);
         }
-        Ok(StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embeddings: shape })
+        let flat = Flat::upload(weights, buffers, &spec.device);
+        Ok((StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embeddings: shape }, flat))
     }
 }
 
@@ -245,6 +253,26 @@ impl Leader {
 pub fn specs(layout: &Layout) -> Vec<ParamSpec> {
     let trained = layout.entries().iter().filter(|entry| entry.kind == Kind::Trained);
     ParamSpec::layout(trained.map(|entry| (entry.path.clone(), entry.shape.clone())))
+}
+
+/// Values that a thread looks at together.
+const PIECE: usize = 1 << 16;
+
+/// Does `work` on each of some values, on so many threads; results in order.
+fn on_threads<R: Send>(threads: usize, mut all: Vec<&mut [f32]>, work: impl Fn(&mut [f32]) -> R + Sync) -> Vec<R> {
+    let lengths: Vec<usize> = all.iter().map(|values| values.len()).collect();
+    let mut shares: Vec<Vec<&mut [f32]>> =
+        share_tensors(&lengths, threads.max(1)).iter().rev().map(|share| all.split_off(share.start)).collect();
+    let own = shares.pop().unwrap_or_default();
+    let run = |share: Vec<&mut [f32]>| share.into_iter().map(&work).collect::<Vec<R>>();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = shares.into_iter().rev().map(|share| scope.spawn(|| run(share))).collect();
+        let mut results = run(own);
+        for other in others {
+            results.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        results
+    })
 }
 
 fn finite(step: u64, what: &'static str, value: f64) -> Result<(), EngineError> {

@@ -4,6 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use super::alarms::Alarms;
 use super::error::EngineError;
+use super::pace::Stragglers;
 use super::train::Job;
 use super::trainer::StepNumbers;
 use crate::eval::Warning;
@@ -16,6 +17,7 @@ pub(super) struct Watch {
     events: EventLog,
     progress: Progress,
     alarms: Alarms,
+    stragglers: Stragglers,
     warnings: Vec<Warning>,
     started: Instant,
     last: Instant,
@@ -36,6 +38,7 @@ impl Watch {
             events: EventLog::create(job.folder, done + 1, SystemTime::now())?,
             progress,
             alarms: Alarms::new(job.plan.warmup_steps),
+            stragglers: Stragglers::new((0..job.plan.ranks).map(|rank| job.plan.owned_by(rank).len()).collect()),
             warnings: Vec::new(),
             started: now,
             last: now,
@@ -43,9 +46,12 @@ impl Watch {
     }
 
     /// Writes one step down.
-    pub(super) fn step(&mut self, plan: &Plan, numbers: &StepNumbers) -> Result<(), EngineError> {
+    ///
+    /// `times` are two a rank: seconds for its input, and for its forward and backward passes.
+    pub(super) fn step(&mut self, plan: &Plan, numbers: &StepNumbers, times: &[[f64; 2]]) -> Result<(), EngineError> {
         let images = plan.recipe.batch.global as u64;
         let now = Instant::now();
+        let (pace, note) = self.stragglers.observe(times);
         let record = StepRecord {
             step: numbers.step,
             epoch: numbers.step as f64 / plan.steps_per_epoch as f64,
@@ -58,11 +64,15 @@ impl Watch {
             parts: numbers.parts.iter().map(|(name, value)| ((*name).to_owned(), *value as f32)).collect(),
             time_s: (now - self.started).as_secs_f64(),
             images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),
+            pace: Some(pace),
         };
         self.last = now;
         self.metrics.append(&record)?;
         self.events.append(&record, SystemTime::now())?;
         self.progress.step(&record, images);
+        if let Some(note) = note {
+            self.progress.say(&note);
+        }
         for warning in self.alarms.observe(numbers) {
             self.progress.say(&warning.to_string());
             self.warnings.push(warning);

@@ -272,12 +272,16 @@ pub trait Learner: Send {
     fn buffers(&self) -> Vec<f32>;
     /// Replaces all parameters.
     fn set(&mut self, flat: &Flat);
-    /// Takes out the gradients of the trained parameters in flat order, zero where there is none.
-    fn gradients(&self, gradients: &mut Gradients) -> Vec<f32>;
+    /// Gives back what [`Learner::set`] was given last, and lets go of the trained parameters: until the next `set` nothing can be encoded.
+    ///
+    /// Once every rank of a process has done so and dropped what it got, the first one can move the weights where they are.
+    fn release(&mut self) -> Option<Flat>;
+    /// Takes out the gradient of each trained parameter in the layout's order, zero where there is none.
+    fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>>;
 }
 
 struct Holder<M> {
-    // taken only inside `set`
+    // taken only inside `set` and `release`
     network: Option<M>,
     layout: Layout,
     /// Places of the teacher's values in the buffers, and of the student's in the weights.
@@ -297,7 +301,7 @@ fn unit(row: &mut [f32]) {
 
 impl<M: Method> Holder<M> {
     fn network(&self) -> &M {
-        self.network.as_ref().expect("a network is only absent while `set` replaces it")
+        self.network.as_ref().expect("a network is only absent while it is replaced")
     }
 }
 
@@ -376,7 +380,13 @@ impl<M: Method> Learner for Holder<M> {
         }
     }
 
-    fn gradients(&self, gradients: &mut Gradients) -> Vec<f32> {
+    fn release(&mut self) -> Option<Flat> {
+        let flat = self.flat.take()?;
+        self.network = self.network.take().map(|network| params::release(network, &self.layout, &self.device));
+        Some(flat)
+    }
+
+    fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {
         params::read_gradients(self.network(), &self.layout, gradients)
     }
 }

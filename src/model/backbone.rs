@@ -330,7 +330,7 @@ mod tests {
                 (pooled.reshape([count]) * Tensor::<1>::from_data(TensorData::new(probe, [count]), &device)).sum()
             };
             let net = with(weights.clone());
-            let gradient = read_gradients(&net, &layout, &mut loss(&net).backward());
+            let gradient = read_gradients(&net, &layout, &mut loss(&net).backward()).concat();
             let length = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
             let at = |step: f64| {
                 let moved = weights.iter().zip(&gradient).map(|(w, g)| w + (step * f64::from(*g) / length) as f32);

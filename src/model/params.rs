@@ -104,6 +104,12 @@ impl Layout {
         }
     }
 
+    /// Returns zeros for each trained parameter.
+    #[must_use]
+    pub fn zeros(&self) -> Vec<Vec<f32>> {
+        self.entries.iter().filter(|entry| entry.kind == Kind::Trained).map(|entry| vec![0.0; entry.len]).collect()
+    }
+
     /// Returns the entry of a parameter.
     ///
     /// # Panics
@@ -226,6 +232,12 @@ impl Flat {
 }
 
 impl Flat {
+    /// Moves weights and buffers to the host; what nobody else has is not copied.
+    #[must_use]
+    pub fn into_host(self) -> (Vec<f32>, Vec<f32>) {
+        (into_host(self.weights), into_host(self.buffers))
+    }
+
     /// Copies the trained values.
     #[must_use]
     pub fn weights(&self) -> Vec<f32> {
@@ -257,17 +269,28 @@ pub fn write<M: Module>(module: M, layout: &Layout, flat: &Flat, device: &Device
     module.map(&mut Writer { at: Cursor::new(layout), flat, device })
 }
 
-/// Takes the gradients out and lays them out flat; zero where a parameter has none.
+/// Lets go of the trained values of a module, which has empty tensors in their place until [`write`] gives it new ones.
+#[must_use]
+pub fn release<M: Module>(module: M, layout: &Layout, device: &Device) -> M {
+    module.map(&mut Releaser { at: Cursor::new(layout), device: &device.clone().inner() })
+}
+
+/// Takes the gradient of each trained parameter out, in the layout's order; zero where a parameter has none. The memory that the backend
+/// computed it in is handed on, not copied, where that is the host's.
 ///
 /// # Panics
 /// When the layout is of another module.
 #[must_use]
-pub fn read_gradients<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> Vec<f32> {
-    let values = Vec::with_capacity(layout.num_weights);
-    let mut reader = GradientReader { at: Cursor::new(layout), gradients, values };
+pub fn read_gradients<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> Vec<Vec<f32>> {
+    let mut reader = GradientReader { at: Cursor::new(layout), gradients, tensors: Vec::new() };
     module.visit(&mut reader);
-    assert_eq!(reader.values.len(), layout.num_weights, "gradients of another network");
-    reader.values
+    assert_eq!(reader.tensors.iter().map(Vec::len).sum::<usize>(), layout.num_weights, "gradients of another network");
+    reader.tensors
+}
+
+/// Moves the values of a tensor to the host in row-major order, without a copy where they lie there so and nobody else has them.
+fn into_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("weights are f32")
 }
 
 /// Appends the values of a tensor in row-major order.
@@ -332,6 +355,20 @@ impl ModuleVisitor for Reader<'_> {
     }
 }
 
+struct Releaser<'a> {
+    at: Cursor<'a>,
+    device: &'a Device,
+}
+
+impl ModuleMapper for Releaser<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.at.next(param.id).kind {
+            Kind::Trained => Param::initialized(param.id, Tensor::empty([0; D], self.device)),
+            Kind::Buffer => param,
+        }
+    }
+}
+
 struct Writer<'a> {
     at: Cursor<'a>,
     flat: &'a Flat,
@@ -345,7 +382,8 @@ impl ModuleMapper for Writer<'_> {
             Kind::Trained => &self.flat.weights,
             Kind::Buffer => &self.flat.buffers,
         };
-        let view = flat.clone().slice([entry.range()]).reshape(param.dims());
+        let shape: [usize; D] = entry.shape.as_slice().try_into().expect("the layout is of this module");
+        let view = flat.clone().slice([entry.range()]).reshape(shape);
         let autodiff = self.device.is_autodiff();
         let tensor = if autodiff { Tensor::from_inner(view) } else { view };
         let trained = entry.kind == Kind::Trained && autodiff;
@@ -356,7 +394,7 @@ impl ModuleMapper for Writer<'_> {
 struct GradientReader<'a> {
     at: Cursor<'a>,
     gradients: &'a mut Gradients,
-    values: Vec<f32>,
+    tensors: Vec<Vec<f32>>,
 }
 
 impl ModuleVisitor for GradientReader<'_> {
@@ -365,10 +403,10 @@ impl ModuleVisitor for GradientReader<'_> {
         if entry.kind == Kind::Buffer {
             return;
         }
-        match param.val().grad_remove(self.gradients) {
-            Some(gradient) => append(&mut self.values, gradient),
-            None => self.values.resize(self.values.len() + entry.len, 0.0),
-        }
+        self.tensors.push(match param.val().grad_remove(self.gradients) {
+            Some(gradient) => into_host(gradient),
+            None => vec![0.0; entry.len],
+        });
     }
 }
 
@@ -425,7 +463,7 @@ mod tests {
         let layout = Layout::of(&net);
         let x = Tensor::<2>::from_data([[1.0f32, 2.0], [3.0, 5.0]], &device);
         let mut gradients = net.used.forward(x).sum().backward();
-        let out = read_gradients(&net, &layout, &mut gradients);
+        let out = read_gradients(&net, &layout, &mut gradients).concat();
         assert_eq!(out[..9], [4.0, 7.0, 4.0, 7.0, 4.0, 7.0, 2.0, 2.0, 2.0]);
         assert_eq!(out[9..], [0.0; 10]);
     }

@@ -153,10 +153,9 @@ impl Groups {
     ///
     /// # Panics
     /// If a parameter lies beyond the end of `gradients`.
-    pub fn cancel_frozen(&self, step: u64, gradients: &mut [f32]) {
-        for (spec, _) in self.params.iter().filter(|(_, group)| step < group.frozen_steps) {
-            gradients[spec.range()].fill(0.0);
-        }
+    pub fn cancel_frozen(&self, step: u64, gradients: &mut [Vec<f32>]) {
+        let frozen = self.params.iter().zip(gradients).filter(|((_, group), _)| step < group.frozen_steps);
+        frozen.for_each(|(_, gradient)| gradient.fill(0.0));
     }
 
     /// Returns the length of the flat vector.
@@ -247,9 +246,9 @@ mod tests {
         let groups = groups("[adamw]", &rules);
         assert_eq!(each(&groups, |group| group.frozen_steps), [u64::MAX, 0, 0, 0, 2, 15]);
         let left = |step| {
-            let mut gradients = vec![1.0; groups.len()];
+            let mut gradients: Vec<Vec<f32>> = groups.specs().map(|spec| vec![1.0; spec.len]).collect();
             groups.cancel_frozen(step, &mut gradients);
-            groups.specs().map(|spec| gradients[spec.range()].iter().sum()).collect::<Vec<f32>>()
+            gradients.iter().map(|gradient| gradient.iter().sum()).collect::<Vec<f32>>()
         };
         assert_eq!(left(0), [0.0, 16.0, 4.0, 1.0, 0.0, 0.0]);
         assert_eq!(left(2), [0.0, 16.0, 4.0, 1.0, 4.0, 0.0]);

@@ -21,7 +21,7 @@ pub use clip::{Clip, clip_each_norm, clip_global_norm};
 pub use config::{AdamConfig, AdamWConfig, LambConfig, LarsConfig, LarsForm, LionConfig, OptimizerConfig, SgdConfig};
 pub use groups::{Decay, Group, Groups};
 pub use layers::{LayerRule, layer_scales};
-pub use norm::{norm, sum_of_squares};
+pub use norm::{global_norm, norm, sum_of_squares};
 pub use optimizer::{Optimizer, Rates, StateError};
 pub use parameter_rule::{ParameterRule, RuleError};
 pub use params::ParamSpec;

@@ -32,6 +32,12 @@ pub fn norm(values: &[f32]) -> f64 {
     sum_of_squares(values).sqrt()
 }
 
+/// Returns the Euclidean norm of several vectors together: their sums of squares added up one after another.
+#[must_use]
+pub fn global_norm(tensors: &[impl AsRef<[f32]>]) -> f64 {
+    tensors.iter().map(|values| sum_of_squares(values.as_ref())).sum::<f64>().sqrt()
+}
+
 /// Returns the Euclidean norm of `left + scale * right`, computed in `f32` as an optimizer does and summed as in [`sum_of_squares`].
 pub(super) fn norm_of_sum(left: &[f32], scale: f32, right: &[f32]) -> f64 {
     let ((rows, rest), (right_rows, right_rest)) = (left.as_chunks(), right.as_chunks());

@@ -25,11 +25,11 @@ struct Step<'a> {
     steps: u64,
 }
 
-/// Some parameters that lie one behind the other, with their part of each flat vector.
+/// Some parameters that lie one behind the other, with their gradients and their part of each flat vector.
 struct Part<'a> {
     parameters: &'a [(ParamSpec, Group)],
     weights: &'a mut [f32],
-    gradients: &'a [f32],
+    gradients: &'a [Vec<f32>],
     state: Vec<&'a mut [f32]>,
 }
 
@@ -42,7 +42,7 @@ impl Part<'_> {
         let (head, tail) = self.parameters.split_at(count);
         let at = tail.first().map_or(self.weights.len(), |(spec, _)| spec.offset - start);
         let (weights, more_weights) = self.weights.split_at_mut(at);
-        let (gradients, more_gradients) = self.gradients.split_at(at);
+        let (gradients, more_gradients) = self.gradients.split_at(count);
         let (state, more_state) = self.state.into_iter().map(|values| values.split_at_mut(at)).unzip();
         (
             Self { parameters: head, weights, gradients, state },
@@ -67,9 +67,10 @@ impl Step<'_> {
         let Self { config, rates, shrink, steps } = self;
         let Part { parameters, weights, gradients, mut state } = part;
         let start = parameters.first().map_or(0, |(spec, _)| spec.offset);
-        for (spec, group) in parameters.iter().filter(|(_, group)| group.frozen_steps < steps) {
+        for ((spec, group), g) in parameters.iter().zip(gradients).filter(|((_, group), _)| group.frozen_steps < steps)
+        {
             let range = spec.range().start - start..spec.range().end - start;
-            let (p, g) = (&mut weights[range.clone()], &gradients[range.clone()]);
+            let p = &mut weights[range.clone()];
             let now = Now {
                 lr: group.lr_scale * if group.fixed_lr { rates.fixed_lr } else { rates.lr },
                 weight_decay: group.decay.at(rates.weight_decay),
@@ -154,13 +155,14 @@ impl Optimizer {
         Self { threads, ..self }
     }
 
-    /// Moves the weights by one step. What is frozen in it stays, without decay, and so does its state.
+    /// Moves the weights by one step; `gradients` has a vector for each parameter. What is frozen in it stays, without decay, and so does its state.
     ///
     /// # Panics
     /// If `weights` or `gradients` don't have one value a parameter element.
-    pub fn step(&mut self, weights: &mut [f32], gradients: &[f32], rates: &Rates) {
+    pub fn step(&mut self, weights: &mut [f32], gradients: &[Vec<f32>], rates: &Rates) {
         assert_eq!(weights.len(), self.groups.len(), "one weight a parameter element");
-        assert_eq!(gradients.len(), self.groups.len(), "one gradient a parameter element");
+        let lengths = self.groups.specs().map(|spec| spec.len);
+        assert!(lengths.eq(gradients.iter().map(Vec::len)), "one gradient a parameter element");
         self.steps += 1;
         let shrink = if let OptimizerConfig::Lamb(lamb) = &self.config { lamb::shrink(lamb, gradients) } else { 1.0 };
         let now = Step { config: &self.config, rates, shrink, steps: self.steps };

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::tree::{Node, TreeSum, share};
+use super::tree::{Node, merges, share_tensors};
 
 /// Another rank failed, so this one cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub struct Aborted {
 /// What ranks do together. Every rank calls the same operations in the same order.
 ///
 /// Every operation returns [`Aborted`] once any rank has called [`Collective::abort`]; none waits for a rank that is gone.
-pub trait Collective: Send {
+pub trait Collective {
     /// This rank's number, from 0.
     fn rank(&self) -> usize;
 
@@ -46,7 +46,7 @@ pub trait Collective: Send {
     ///
     /// # Errors
     /// When a rank has failed.
-    fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted>;
+    fn reduce(&self, leaves: usize, nodes: Vec<Node<Tensors>>) -> Result<Option<Tensors>, Aborted>;
 
     /// Gives every rank of this process what its first rank has; the others bring nothing. See [`value_from_leader`].
     ///
@@ -65,6 +65,9 @@ pub trait Collective: Send {
     /// Makes every rank's next or current operation fail with `reason`; the first reason stays.
     fn abort(&self, reason: &str);
 }
+
+/// The values of each tensor of a network, such as its gradients; never copied into one piece, which would cost their memory again.
+pub type Tensors = Vec<Vec<f32>>;
 
 /// A value that rank threads of one process have in common.
 pub type Shared = Arc<dyn Any + Send + Sync>;
@@ -175,62 +178,80 @@ impl ThreadRank {
 
 impl ThreadRank {
     /// Combines the nodes of all ranks as far as the tree allows. The first rank gets the result.
-    pub(super) fn combine(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<Node<f32>>>, Aborted> {
-        let join = |nodes: &mut dyn Iterator<Item = Node<f32>>| {
-            let mut sum = TreeSum::new(leaves);
-            nodes.for_each(|node| sum.push(node));
-            let mut nodes = sum.into_nodes();
-            nodes.sort_by_key(|node| (node.level, node.index));
-            nodes
-        };
-        if self.world.size == 1 {
-            return Ok(Some(join(&mut nodes.into_iter())));
-        }
-        // each rank adds up its share of the elements, in pieces that stay in the cache, then the shares are put together
-        let all = self.exchange(nodes)?;
-        let length = all.iter().flat_map(|nodes| nodes.iter()).map(|node| node.values.len()).next().unwrap_or(0);
-        let mine = share(length, self.rank, self.world.size);
-        let mut joined: Option<Vec<Node<f32>>> = None;
-        for start in mine.clone().step_by(PIECE) {
-            let piece = start..mine.end.min(start + PIECE);
-            let cut = |node: &Node<f32>| Node { values: node.values[piece.clone()].to_vec(), ..*node };
-            let nodes = join(&mut all.iter().flat_map(|nodes| nodes.iter()).map(cut));
-            match &mut joined {
-                Some(joined) => append(joined, &nodes),
-                None => joined = Some(with_room(nodes, mine.len())),
+    ///
+    /// Tensors change hands instead of being copied: each rank takes its share of them from all others, adds them up in place, in pieces that stay in
+    /// the cache, and gives them to the first rank.
+    pub(super) fn combine(
+        &self,
+        leaves: usize,
+        nodes: Vec<Node<Tensors>>,
+    ) -> Result<Option<Vec<Node<Tensors>>>, Aborted> {
+        let (places, tensors): (Vec<_>, Vec<_>) =
+            nodes.into_iter().map(|node| ((node.level, node.index), node.values)).unzip();
+        let lengths = tensors.first().map_or_else(Vec::new, |first: &Tensors| first.iter().map(Vec::len).collect());
+        let all = self.exchange(Nodes { places, lengths, tensors: tensors.into_iter().map(Hand::all).collect() })?;
+        let lengths = all.iter().map(|nodes| &nodes.lengths).find(|lengths| !lengths.is_empty());
+        let places: Vec<(u32, usize)> = all.iter().flat_map(|nodes| nodes.places.iter().copied()).collect();
+        let (additions, left) = merges(leaves, &places);
+        let hands: Vec<&Vec<Hand>> = all.iter().flat_map(|nodes| &nodes.tensors).collect();
+        for at in share_tensors(lengths.map_or(&[], Vec::as_slice), self.world.size)[self.rank].clone() {
+            let mut slots: Vec<Vec<f32>> = hands.iter().map(|hands| hands[at].take()).collect();
+            add_up(&mut slots, &additions);
+            for node in &left {
+                hands[node.values][at].put(std::mem::take(&mut slots[node.values]));
             }
         }
-        drop(all);
-        let shares = self.exchange(joined.unwrap_or_default())?;
-        Ok(self.leads().then(|| {
-            let mut shares = shares.iter().filter(|share| !share.is_empty());
-            let first = shares.next().map(|share| share.to_vec()).unwrap_or_default();
-            let mut total = with_room(first, length);
-            shares.for_each(|share| append(&mut total, share));
-            total
-        }))
+        self.exchange(())?;
+        let collect = |node: &Node<usize>| Node {
+            level: node.level,
+            index: node.index,
+            values: hands[node.values].iter().map(Hand::take).collect(),
+        };
+        Ok(self.leads().then(|| left.iter().map(collect).collect()))
     }
 }
 
-/// Appends values of the same places.
-fn append(to: &mut [Node<f32>], nodes: &[Node<f32>]) {
-    for (to, node) in to.iter_mut().zip(nodes) {
-        debug_assert_eq!((to.level, to.index), (node.level, node.index));
-        to.values.extend_from_slice(&node.values);
+/// The nodes of a rank, for others to take tensors from.
+struct Nodes {
+    places: Vec<(u32, usize)>,
+    lengths: Vec<usize>,
+    tensors: Vec<Vec<Hand>>,
+}
+
+/// A tensor that goes from thread to thread.
+struct Hand(Mutex<Vec<f32>>);
+
+impl Hand {
+    fn all(tensors: Tensors) -> Vec<Self> {
+        tensors.into_iter().map(|values| Self(Mutex::new(values))).collect()
+    }
+
+    fn take(&self) -> Vec<f32> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put(&self, values: Vec<f32>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = values;
     }
 }
 
-fn with_room(nodes: Vec<Node<f32>>, length: usize) -> Vec<Node<f32>> {
-    let grow = |node: Node<f32>| {
-        let mut values = Vec::with_capacity(length);
-        values.extend_from_slice(&node.values);
-        Node { values, ..node }
-    };
-    nodes.into_iter().map(grow).collect()
+/// Carries out additions of whole vectors, one piece of all of them after another.
+fn add_up(slots: &mut [Vec<f32>], additions: &[(usize, usize)]) {
+    let length = slots.first().map_or(0, Vec::len);
+    assert!(slots.iter().all(|slot| slot.len() == length), "nodes of one tree have one length");
+    for start in (0..length).step_by(PIECE) {
+        let piece = start..length.min(start + PIECE);
+        for &(to, from) in additions {
+            let Ok([to, from]) = slots.get_disjoint_mut([to, from]) else {
+                unreachable!("a node isn't added to itself")
+            };
+            to[piece.clone()].iter_mut().zip(&from[piece.clone()]).for_each(|(a, b)| *a += *b);
+        }
+    }
 }
 
 /// Elements that are added up at a time.
-const PIECE: usize = 1 << 16;
+const PIECE: usize = 1 << 14;
 
 impl Collective for ThreadRank {
     fn rank(&self) -> usize {
@@ -257,7 +278,7 @@ impl Collective for ThreadRank {
         self.world.size
     }
 
-    fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted> {
+    fn reduce(&self, leaves: usize, nodes: Vec<Node<Tensors>>) -> Result<Option<Tensors>, Aborted> {
         let nodes = self.combine(leaves, nodes)?;
         // the ranks of one process hold the whole tree
         Ok(nodes.map(|mut nodes| nodes.pop().map(|root| root.values).unwrap_or_default()))
@@ -342,6 +363,7 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::{TreeSum, share};
     use super::*;
 
     fn run<R: Send>(size: usize, work: impl Fn(ThreadRank) -> Result<R, String> + Sync) -> Result<Vec<R>, String> {
@@ -369,9 +391,12 @@ mod tests {
 
     #[test]
     fn reduces_to_the_same_bits_on_any_number_of_ranks() {
-        for (leaves, length) in [(1, 17), (5, 17), (8, 17), (12, 17), (5, 3 * PIECE + 17)] {
-            let leaf = |i: usize| (0..length).map(|j| 1.0 / ((i * 31 + j * 7 + 1) as f32)).collect::<Vec<_>>();
-            let totals: Vec<Vec<f32>> = (1..=leaves.min(6))
+        for (leaves, lengths) in
+            [(1, vec![17]), (5, vec![1, 0, 17, 3]), (8, vec![17]), (12, vec![]), (5, vec![3 * PIECE + 17, 5])]
+        {
+            let tensor = |i: usize, length: usize| (0..length).map(|j| 1.0 / ((i * 31 + j * 7 + 1) as f32)).collect();
+            let leaf = |i: usize| lengths.iter().map(|&length| tensor(i, length)).collect::<Tensors>();
+            let totals: Vec<Tensors> = (1..=leaves.min(6))
                 .map(|size| {
                     let work = |rank: ThreadRank| {
                         let mut sum = TreeSum::new(leaves);

@@ -4,7 +4,8 @@
 //! MPICH 4; the price is libclang while building. Its communicators cannot leave their thread, so one thread makes all calls and MPI need only
 //! support that (`MPI_THREAD_FUNNELED`).
 //!
-//! Messages go from process to process, not through MPI's collectives: so the order of additions is ours, and a process that doesn't answer is known by name.
+//! Messages go from process to process, not through MPI's collectives: so the order of additions is ours, and a process that doesn't answer is known by name. Only
+//! the fast reduction is MPI's all-reduce; a check of the operation goes before it, process to process.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
+use mpi::collective::SystemOperation;
 use mpi::request::{Request, Scope, StaticScope};
 use mpi::topology::{Process, SimpleCommunicator};
-use mpi::traits::{Communicator, Destination, Equivalence, MatchedReceiveVec, Source};
+use mpi::traits::{Communicator, CommunicatorCollectives, Destination, Equivalence, MatchedReceiveVec, Source};
 
 use super::collective::Aborted;
 use super::transport::{Patience, Transport};
@@ -52,12 +54,13 @@ pub struct Mpi {
 }
 
 enum Command {
-    Exchange { operation: String, parts: Vec<Arc<Vec<u8>>>, patience: Patience, reply: Reply },
+    Exchange { operation: String, parts: Vec<Arc<Vec<u8>>>, patience: Patience, reply: Reply<Vec<Vec<u8>>> },
+    Sum { operation: String, values: Vec<f32>, reply: Reply<Vec<f32>> },
     Stop { reason: String, said: Sender<()> },
     Finish,
 }
 
-type Reply = Sender<Result<Vec<Vec<u8>>, Aborted>>;
+type Reply<T> = Sender<Result<T, Aborted>>;
 
 impl Mpi {
     /// Starts MPI. A process that is not heard of for `deadline` in an operation ends the run.
@@ -95,6 +98,17 @@ impl Mpi {
         // a thread that is gone answers nothing, which the caller notices
         let _ = self.commands.lock().unwrap_or_else(PoisonError::into_inner).send(command);
     }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Aborted> {
+        let (reply, answer) = channel();
+        self.send(command(reply));
+        let outcome =
+            answer.recv().unwrap_or_else(|_| Err(Aborted { reason: "the thread that speaks MPI is gone".to_owned() }));
+        if outcome.is_err() {
+            self.over.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
 }
 
 impl Transport for Mpi {
@@ -107,14 +121,13 @@ impl Transport for Mpi {
     }
 
     fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>, patience: Patience) -> Result<Vec<Vec<u8>>, Aborted> {
-        let (reply, answer) = channel();
-        self.send(Command::Exchange { operation: operation.to_owned(), parts, patience, reply });
-        let outcome =
-            answer.recv().unwrap_or_else(|_| Err(Aborted { reason: "the thread that speaks MPI is gone".to_owned() }));
-        if outcome.is_err() {
-            self.over.store(true, Ordering::Relaxed);
-        }
-        outcome
+        let operation = operation.to_owned();
+        self.ask(|reply| Command::Exchange { operation, parts, patience, reply })
+    }
+
+    fn sum(&self, operation: &str, values: Vec<f32>) -> Result<Vec<f32>, Aborted> {
+        let operation = operation.to_owned();
+        self.ask(|reply| Command::Sum { operation, values, reply })
     }
 
     fn abort(&self, reason: &str) {
@@ -145,6 +158,10 @@ fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Durati
                 let received = exchange(world, inbox, &operation, &parts, deadline, &reply);
                 let _ = reply.send(Ok(received));
             }
+            Command::Sum { operation, values, reply } => {
+                let total = sum(world, inbox, &operation, &values, deadline, &reply);
+                let _ = reply.send(Ok(total));
+            }
             Command::Stop { reason, said } => {
                 say(world, &reason);
                 let _ = said.send(());
@@ -162,7 +179,7 @@ fn exchange(
     operation: &str,
     parts: &[Arc<Vec<u8>>],
     deadline: Option<Duration>,
-    reply: &Reply,
+    reply: &Reply<Vec<Vec<u8>>>,
 ) -> Vec<Vec<u8>> {
     let me = world.rank() as usize;
     let peers = || (0..parts.len()).filter(|&peer| peer != me);
@@ -192,13 +209,7 @@ fn exchange(
             if sends.is_empty() && receives.is_empty() && waiting.is_empty() {
                 return;
             }
-            if let Some(message) = world.any_process().immediate_matched_probe_with_tag(STOP) {
-                let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
-                break format!("process {} stopped: {}", status.source_rank(), String::from_utf8_lossy(&text));
-            }
-            if let Ok(Command::Stop { reason, said }) = inbox.try_recv() {
-                say(world, &reason);
-                let _ = said.send(());
+            if let Some(reason) = stopped(world, inbox) {
                 break reason;
             }
             if deadline.is_some_and(|deadline| started.elapsed() > deadline) {
@@ -218,6 +229,57 @@ fn exchange(
         }
     });
     bodies
+}
+
+/// Returns the sum over all processes, by MPI's all-reduce. When that fails it answers itself and never returns, as [`exchange`].
+fn sum(
+    world: &SimpleCommunicator,
+    inbox: &Receiver<Command>,
+    operation: &str,
+    values: &[f32],
+    deadline: Duration,
+    reply: &Reply<Vec<f32>>,
+) -> Vec<f32> {
+    let mut total = vec![0.0; values.len()];
+    mpi::request::scope(|scope| {
+        let started = Instant::now();
+        let add = SystemOperation::sum();
+        let mut request = world.immediate_all_reduce_into(scope, values, total.as_mut_slice(), add);
+        let reason = loop {
+            request = match request.test() {
+                Ok(_) => return,
+                Err(request) => request,
+            };
+            if let Some(reason) = stopped(world, inbox) {
+                break reason;
+            }
+            if started.elapsed() > deadline {
+                let seconds = started.elapsed().as_secs();
+                let reason =
+                    format!("MPI did not finish within {seconds} s, at {operation} of {} values", values.len());
+                say(world, &reason);
+                break reason;
+            }
+            pause(started.elapsed());
+        };
+        let _ = reply.send(Err(Aborted { reason }));
+        loop {
+            thread::park();
+        }
+    });
+    total
+}
+
+/// Why to stop, where another process or this one has said so.
+fn stopped(world: &SimpleCommunicator, inbox: &Receiver<Command>) -> Option<String> {
+    if let Some(message) = world.any_process().immediate_matched_probe_with_tag(STOP) {
+        let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
+        return Some(format!("process {} stopped: {}", status.source_rank(), String::from_utf8_lossy(&text)));
+    }
+    let Ok(Command::Stop { reason, said }) = inbox.try_recv() else { return None };
+    say(world, &reason);
+    let _ = said.send(());
+    Some(reason)
 }
 
 /// Keeps the requests that are not done.

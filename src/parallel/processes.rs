@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use super::collective::{Aborted, Collective, Shared, ThreadRank, value_from_leader};
-use super::transport::{Element, Link};
-use super::tree::{Node, TreeSum, share};
+use super::collective::{Aborted, Collective, Shared, Tensors, ThreadRank, value_from_leader};
+use super::config::Reduction;
+use super::transport::{Element, Link, cut, put};
+use super::tree::{Node, Summand, TreeSum, share};
 
 /// Elements of a gradient that are exchanged at a time: 25 MB, as in torch's DDP.
 const BUCKET: usize = 25 << 18;
@@ -17,13 +18,14 @@ const BUCKET: usize = 25 << 18;
 pub struct ProcessRank {
     thread: ThreadRank,
     link: Arc<Link>,
+    reduction: Reduction,
 }
 
 impl ProcessRank {
     /// Makes a thread of this process a rank of the whole run.
     #[must_use]
-    pub fn new(thread: ThreadRank, link: Arc<Link>) -> Self {
-        Self { thread, link }
+    pub fn new(thread: ThreadRank, link: Arc<Link>, reduction: Reduction) -> Self {
+        Self { thread, link, reduction }
     }
 
     fn gather<T: Element>(&self, name: &str, values: Vec<T>) -> Result<Vec<T>, Aborted> {
@@ -34,19 +36,19 @@ impl ProcessRank {
 
     /// Finishes the tree from the nodes that each process holds: every process adds up its share of each bucket, in the tree's order, and the shares
     /// are put together. So `2 (P - 1) / P` of the gradient leave a process, as in a ring, if it holds one node.
-    fn finish(&self, leaves: usize, nodes: &[Node<f32>]) -> Result<Vec<f32>, Aborted> {
-        let length = nodes.first().map_or(0, |node| node.values.len());
+    fn finish(&self, leaves: usize, mut nodes: Vec<Node<Tensors>>) -> Result<Tensors, Aborted> {
+        let length = nodes.first().map_or(0, |node| node.values.iter().map(Vec::len).sum());
         let processes = self.link.processes();
         let places: Vec<u64> = nodes.iter().flat_map(|node| [u64::from(node.level), node.index as u64]).collect();
         let places = self.link.all_gather("places in the tree", &places)?;
-        let mut total = Vec::with_capacity(length);
         for start in (0..length).step_by(BUCKET) {
             let bucket = length.min(start + BUCKET) - start;
             let shares = (0..processes).map(|process| share(bucket, process, processes));
             let parts: Vec<Vec<f32>> = shares
                 .map(|share| {
                     let range = start + share.start..start + share.end;
-                    nodes.iter().flat_map(|node| &node.values[range.clone()]).copied().collect()
+                    let cuts: Vec<&[f32]> = nodes.iter().flat_map(|node| cut(&node.values, range.clone())).collect();
+                    cuts.concat()
                 })
                 .collect();
             let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
@@ -60,9 +62,11 @@ impl ProcessRank {
                 }
             }
             let reduced = if mine == 0 { Vec::new() } else { sum.finish() };
-            self.link.all_gather("all-gather of a bucket", &reduced)?.iter().for_each(|share| total.extend(share));
+            let reduced = self.link.all_gather("all-gather of a bucket", &reduced)?.concat();
+            // what was sent is not needed again, so the total takes its place
+            put(&mut nodes[0].values, start..start + bucket, &reduced);
         }
-        Ok(total)
+        Ok(nodes.into_iter().next().map(|node| node.values).unwrap_or_default())
     }
 }
 
@@ -91,11 +95,18 @@ impl Collective for ProcessRank {
         self.thread.world_size()
     }
 
-    fn reduce(&self, leaves: usize, nodes: Vec<Node<f32>>) -> Result<Option<Vec<f32>>, Aborted> {
-        match self.thread.combine(leaves, nodes)? {
-            Some(nodes) => Ok(Some(self.finish(leaves, &nodes)?)),
-            None => Ok(None),
-        }
+    fn reduce(&self, leaves: usize, nodes: Vec<Node<Tensors>>) -> Result<Option<Tensors>, Aborted> {
+        let Some(nodes) = self.thread.combine(leaves, nodes)? else { return Ok(None) };
+        Ok(Some(match self.reduction {
+            Reduction::Canonical => self.finish(leaves, nodes)?,
+            Reduction::Fast => {
+                let mut nodes = nodes.into_iter().map(|node| node.values);
+                let mut total = nodes.next().unwrap_or_default();
+                nodes.for_each(|node| total.add(&node));
+                self.link.sum("all-reduce", &mut total, BUCKET)?;
+                total
+            }
+        }))
     }
 
     fn take_from_leader(&self, value: Option<Shared>) -> Result<Shared, Aborted> {
@@ -137,6 +148,11 @@ mod tests {
             Ok(all.iter().map(|parts| parts[self.process()].to_vec()).collect())
         }
 
+        fn sum(&self, _: &str, values: Vec<f32>) -> Result<Vec<f32>, Aborted> {
+            let all = self.0.exchange(values)?;
+            Ok((0..all[0].len()).map(|at| all.iter().rev().map(|values| values[at]).sum()).collect())
+        }
+
         fn abort(&self, reason: &str) {
             self.0.abort(reason);
         }
@@ -144,6 +160,15 @@ mod tests {
 
     /// Runs `work` on `processes` with `threads` ranks each; results in rank order.
     fn run<R: Send>(
+        processes: usize,
+        threads: usize,
+        work: impl Fn(ProcessRank) -> Result<R, Aborted> + Sync,
+    ) -> Vec<Result<R, String>> {
+        run_with(Reduction::Canonical, processes, threads, work)
+    }
+
+    fn run_with<R: Send>(
+        reduction: Reduction,
         processes: usize,
         threads: usize,
         work: impl Fn(ProcessRank) -> Result<R, Aborted> + Sync,
@@ -158,7 +183,9 @@ mod tests {
                     let outcome = run_ranks(
                         threads,
                         |_, text| text,
-                        |thread| work(ProcessRank::new(thread, Arc::clone(&link))).map_err(|error| error.reason),
+                        |thread| {
+                            work(ProcessRank::new(thread, Arc::clone(&link), reduction)).map_err(|error| error.reason)
+                        },
                     );
                     if let Err(reason) = &outcome {
                         link.abort(reason);
@@ -200,7 +227,14 @@ mod tests {
     #[test]
     fn reduces_to_the_same_bits_on_any_processes_and_threads() {
         for (leaves, length) in [(8, 17), (12, 33), (5, 1), (8, 2 * BUCKET + 5), (6, 0)] {
-            let leaf = |i: usize| (0..length).map(|j| 1.0 / ((i * 31 + j % 1000 * 7 + 1) as f32)).collect::<Vec<_>>();
+            let values = |i: usize| (0..length).map(move |j| 1.0 / ((i * 31 + j % 1000 * 7 + 1) as f32));
+            // tensors that end within buckets and within a process's share, one empty
+            let cuts = [length / 3, length / 3, length - length / 7];
+            let leaf = |i: usize| -> Tensors {
+                let ends = cuts.iter().copied().chain([length]);
+                let starts = [0].into_iter().chain(cuts);
+                starts.zip(ends).map(|(start, end)| values(i).skip(start).take(end - start).collect()).collect()
+            };
             let mut sum = TreeSum::new(leaves);
             (0..leaves).for_each(|i| sum.push_leaf(i, leaf(i)));
             let expected = sum.finish();
@@ -220,6 +254,25 @@ mod tests {
                     assert!(total.is_none_or(|total| total == expected), "{leaves} leaves, {processes} x {threads}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_fast_reduction_is_the_same_sum_on_every_process() {
+        let leaf =
+            |i: usize| -> Tensors { vec![vec![0.1 * i as f32; 5], vec![], vec![1.0 / (i + 1) as f32; 2 * BUCKET]] };
+        let mut sum = TreeSum::new(6);
+        (0..6).for_each(|i| sum.push_leaf(i, leaf(i)));
+        let expected = sum.finish();
+        let all = run_with(Reduction::Fast, 3, 2, |rank| {
+            let mut sum = TreeSum::new(6);
+            share(6, rank.rank(), 6).for_each(|i| sum.push_leaf(i, leaf(i)));
+            rank.reduce(6, sum.into_nodes())
+        });
+        let totals: Vec<Tensors> = all.into_iter().filter_map(|total| total.unwrap()).collect();
+        assert!(totals.len() == 3 && totals.iter().all(|total| *total == totals[0]));
+        for (got, expected) in totals[0].iter().flatten().zip(expected.iter().flatten()) {
+            assert!((got - expected).abs() <= 1e-6, "{got} {expected}");
         }
     }
 

@@ -3,10 +3,12 @@
 //! A [`Transport`] moves bytes; MPI is one. [`Link`] checks what it moves: every message says which operation of the sender it belongs to, so that
 //! processes that have parted ways stop, and say where, instead of adding up the wrong numbers or waiting for ever.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::collective::Aborted;
+use super::fault::Fault;
 
 /// How long an operation waits for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,12 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// When a process has failed, or is not heard of until the deadline.
     fn exchange(&self, operation: &str, parts: Vec<Arc<Vec<u8>>>, patience: Patience) -> Result<Vec<Vec<u8>>, Aborted>;
+
+    /// Returns the sum of the values of all processes, in an order of the transport's own.
+    ///
+    /// # Errors
+    /// When a process has failed, or the sum is not there until the deadline.
+    fn sum(&self, operation: &str, values: Vec<f32>) -> Result<Vec<f32>, Aborted>;
 
     /// Tells every process to stop, and why. Any thread may call it.
     fn abort(&self, reason: &str);
@@ -77,13 +85,16 @@ pub struct Link {
     transport: Arc<dyn Transport>,
     /// Operations so far.
     sequence: AtomicU64,
+    /// Bytes that this process has sent to others.
+    sent: AtomicU64,
+    fault: Option<Fault>,
 }
 
 impl Link {
     /// Checks the messages of a transport.
     #[must_use]
     pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, sequence: AtomicU64::new(0) }
+        Self { transport, sequence: AtomicU64::new(0), sent: AtomicU64::new(0), fault: Fault::from_env() }
     }
 
     /// This process's number, from 0.
@@ -96,6 +107,12 @@ impl Link {
     #[must_use]
     pub fn processes(&self) -> usize {
         self.transport.processes()
+    }
+
+    /// Bytes that this process has sent to others, without those of [`Transport::sum`].
+    #[must_use]
+    pub fn bytes_sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Tells every process to stop, and why.
@@ -124,6 +141,22 @@ impl Link {
             Arc::new(bytes)
         });
         self.move_checked(&header, parts.collect(), Patience::Deadline)
+    }
+
+    /// Replaces values by their sum over all processes, in an order of the transport's own; all bring as many, in pieces of `piece`.
+    pub(super) fn sum(&self, name: &str, tensors: &mut [Vec<f32>], piece: usize) -> Result<(), Aborted> {
+        let size = tensors.iter().map(Vec::len).sum();
+        let nothing: &[f32] = &[];
+        self.exchange(name, size, &vec![nothing; self.processes()])?;
+        let mut bucket: Vec<f32> = Vec::new();
+        for start in (0..size).step_by(piece) {
+            let range = start..size.min(start + piece);
+            bucket.clear();
+            cut(tensors, range.clone()).for_each(|values| bucket.extend_from_slice(values));
+            bucket = self.transport.sum(name, bucket)?;
+            put(tensors, range, &bucket);
+        }
+        Ok(())
     }
 
     /// Gives every process the values of all, in their order; lengths may differ.
@@ -165,6 +198,9 @@ impl Link {
     /// What an operation is, for people: the header of its messages.
     fn header<T: Element>(&self, name: &str, size: usize) -> String {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
+        if self.fault.is_some_and(|fault| fault.strike(self.process(), number)) {
+            let _ = self.gather_patiently::<u8>("an extra gather", &[], Patience::Deadline);
+        }
         let size = if size == 0 { String::new() } else { format!(", {size} values") };
         format!("operation {number}, {name} of {}{size}", T::NAME)
     }
@@ -175,6 +211,8 @@ impl Link {
         parts: Vec<Arc<Vec<u8>>>,
         patience: Patience,
     ) -> Result<Vec<Vec<T>>, Aborted> {
+        let others = parts.iter().enumerate().filter(|(process, _)| *process != self.process());
+        self.sent.fetch_add(others.map(|(_, part)| part.len() as u64).sum(), Ordering::Relaxed);
         let received = self.transport.exchange(header, parts, patience)?;
         let mut values = Vec::with_capacity(received.len());
         for (process, bytes) in received.iter().enumerate() {
@@ -193,6 +231,30 @@ impl Link {
         }
         Ok(values)
     }
+}
+
+/// The part of each tensor that lies in a range of their values, counted through all of them.
+pub(super) fn cut(tensors: &[Vec<f32>], range: Range<usize>) -> impl Iterator<Item = &[f32]> {
+    tensors.iter().scan(0, move |start, values| Some(&values[within(start, values.len(), &range)]))
+}
+
+/// Writes values to a range of them.
+pub(super) fn put(tensors: &mut [Vec<f32>], range: Range<usize>, mut from: &[f32]) {
+    let mut start = 0;
+    for values in tensors {
+        let within = within(&mut start, values.len(), &range);
+        let (own, others) = from.split_at(within.len());
+        values[within].copy_from_slice(own);
+        from = others;
+    }
+}
+
+/// Where `range` lies in a tensor of `length` that begins at `start`, which moves on to the next tensor.
+fn within(start: &mut usize, length: usize, range: &Range<usize>) -> Range<usize> {
+    let place = |at: usize| at.saturating_sub(*start).min(length);
+    let within = place(range.start)..place(range.end);
+    *start += length;
+    within
 }
 
 impl std::fmt::Debug for Link {

@@ -8,8 +8,6 @@
 //! nodes of its run, at most `2 log2 S` of them. Ranks exchange those nodes and finish the same tree, so any rank count up to `S` gives the same
 //! bits. While pushing in order, at most `log2 S` partial sums are alive (a binary counter).
 
-use std::ops::AddAssign;
-
 /// A complete node of the tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node<T> {
@@ -18,7 +16,37 @@ pub struct Node<T> {
     /// Position at that height.
     pub index: usize,
     /// Sum of everything below.
-    pub values: Vec<T>,
+    pub values: T,
+}
+
+/// What can be added up: a number, or a list of such things, element by element.
+pub trait Summand {
+    /// Adds `other` in place.
+    ///
+    /// # Panics
+    /// If lists differ in length.
+    fn add(&mut self, other: &Self);
+}
+
+impl Summand for f32 {
+    #[inline]
+    fn add(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl Summand for f64 {
+    #[inline]
+    fn add(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl<T: Summand> Summand for Vec<T> {
+    fn add(&mut self, other: &Self) {
+        assert_eq!(self.len(), other.len(), "nodes of one tree have one length");
+        self.iter_mut().zip(other).for_each(|(a, b)| a.add(b));
+    }
 }
 
 /// A sum under way.
@@ -28,7 +56,7 @@ pub struct TreeSum<T> {
     nodes: Vec<Node<T>>,
 }
 
-impl<T: Copy + AddAssign> TreeSum<T> {
+impl<T: Summand> TreeSum<T> {
     /// Starts a sum over `leaves` micro-batches.
     ///
     /// # Panics
@@ -40,7 +68,7 @@ impl<T: Copy + AddAssign> TreeSum<T> {
     }
 
     /// Adds the values of one micro-batch.
-    pub fn push_leaf(&mut self, index: usize, values: Vec<T>) {
+    pub fn push_leaf(&mut self, index: usize, values: T) {
         self.push(Node { level: 0, index, values });
     }
 
@@ -57,7 +85,7 @@ impl<T: Copy + AddAssign> TreeSum<T> {
                 let Some(position) = found else { break };
                 let other = self.nodes.swap_remove(position);
                 let (mut lower, upper) = if other.index < node.index { (other, node) } else { (node, other) };
-                add(&mut lower.values, &upper.values);
+                lower.values.add(&upper.values);
                 node = lower;
             }
             node.index /= 2;
@@ -77,9 +105,9 @@ impl<T: Copy + AddAssign> TreeSum<T> {
     /// # Panics
     /// When micro-batches are missing.
     #[must_use]
-    pub fn finish(mut self) -> Vec<T> {
-        assert!(self.nodes.len() == 1 && self.nodes[0].level == self.height(), "every micro-batch was pushed once");
-        self.nodes.pop().map(|root| root.values).unwrap_or_default()
+    pub fn finish(mut self) -> T {
+        let root = self.nodes.pop().filter(|root| self.nodes.is_empty() && root.level == self.height());
+        root.expect("every micro-batch was pushed once").values
     }
 
     /// Height of the root: `ceil(log2 leaves)`.
@@ -88,11 +116,31 @@ impl<T: Copy + AddAssign> TreeSum<T> {
     }
 }
 
-fn add<T: Copy + AddAssign>(lower: &mut [T], upper: &[T]) {
-    assert_eq!(lower.len(), upper.len(), "nodes of one tree have one length");
-    for (a, b) in lower.iter_mut().zip(upper) {
-        *a += *b;
+/// The additions by which nodes at given places become as few as the tree allows: pairs of positions in the list, the second to be added to the first
+/// one after another, and the positions that are left with their places, by level and index.
+pub(super) fn merges(leaves: usize, places: &[(u32, usize)]) -> (Vec<(usize, usize)>, Vec<Node<usize>>) {
+    /// Adding only writes down what is added.
+    struct Slot {
+        at: usize,
+        additions: Vec<(usize, usize)>,
     }
+
+    impl Summand for Slot {
+        fn add(&mut self, other: &Self) {
+            self.additions.extend(&other.additions);
+            self.additions.push((self.at, other.at));
+        }
+    }
+
+    let mut sum = TreeSum::new(leaves);
+    for (at, &(level, index)) in places.iter().enumerate() {
+        sum.push(Node { level, index, values: Slot { at, additions: Vec::new() } });
+    }
+    let mut nodes = sum.into_nodes();
+    nodes.sort_by_key(|node| (node.level, node.index));
+    let additions = nodes.iter().flat_map(|node| node.values.additions.iter().copied()).collect();
+    let left = nodes.into_iter().map(|Node { level, index, values }| Node { level, index, values: values.at });
+    (additions, left.collect())
 }
 
 /// Returns the contiguous share of `total` items that part `part` of `parts` owns; sizes differ by at most one, larger ones first.
@@ -101,6 +149,22 @@ pub fn share(total: usize, part: usize, parts: usize) -> std::ops::Range<usize> 
     let (size, larger) = (total / parts, total % parts);
     let start = part * size + part.min(larger);
     start..start + size + usize::from(part < larger)
+}
+
+/// Cuts a list of tensors of these lengths into one run for each of `parts`, with about the same number of values.
+#[must_use]
+pub fn share_tensors(lengths: &[usize], parts: usize) -> Vec<std::ops::Range<usize>> {
+    let total: usize = lengths.iter().sum();
+    let (mut start, mut end, mut values) = (0, 0, 0);
+    (1..=parts)
+        .map(|part| {
+            while end < lengths.len() && (part == parts || values + lengths[end] / 2 < total * part / parts) {
+                values += lengths[end];
+                end += 1;
+            }
+            std::mem::replace(&mut start, end)..end
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -126,6 +190,20 @@ mod tests {
                 assert_eq!(all, (0..total).collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn every_tensor_is_in_one_share() {
+        for lengths in
+            [vec![], vec![5], vec![0, 0], vec![1, 1, 1, 1], vec![100, 1, 1], vec![1, 1, 100], vec![3, 0, 4, 8, 2]]
+        {
+            for parts in 1..6 {
+                let shares = share_tensors(&lengths, parts);
+                let all: Vec<usize> = shares.iter().cloned().flatten().collect();
+                assert_eq!((shares.len(), all), (parts, (0..lengths.len()).collect()), "{lengths:?}");
+            }
+        }
+        assert_eq!(share_tensors(&[10, 10, 10, 10], 2), [0..2, 2..4]);
     }
 
     proptest! {

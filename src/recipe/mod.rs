@@ -31,6 +31,7 @@ use crate::method::MethodConfig;
 use crate::model::BackboneConfig;
 use crate::ops::OpsConfig;
 use crate::optim::{OptimizerConfig, ParameterRule, ScheduleConfig};
+use crate::parallel::ParallelConfig;
 
 /// A complete run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -66,6 +67,9 @@ pub struct Recipe {
     /// Operations that compute on the CPU.
     #[serde(default)]
     pub ops: OpsConfig,
+    /// How ranks work together.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
     /// Moving average of the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,

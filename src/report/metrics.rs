@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::files::{FileError, write_atomically};
 
-/// What one optimizer step measured. All but `time_s` and `images_per_s` are a function of recipe, data and seed.
+/// What one optimizer step measured. All but `time_s`, `images_per_s` and `pace` are a function of recipe, data and seed.
 ///
 /// Numbers are written with the fewest digits that read back as the same number. JSON has no word for a number that is
 /// not finite: it is written as `null`, and read back as NaN.
@@ -42,6 +42,22 @@ pub struct StepRecord {
     pub time_s: f64,
     /// Rate of this step.
     pub images_per_s: f64,
+    /// What the ranks' time went to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
+}
+
+/// What a step's time went to, on the ranks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Longest time that a rank waited for its images.
+    pub input_s: f64,
+    /// Time that the middle rank needed for forward and backward pass.
+    pub median_s: f64,
+    /// Time that the slowest one needed.
+    pub slowest_s: f64,
+    /// Which that was.
+    pub slowest_rank: usize,
 }
 
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
@@ -164,6 +180,7 @@ mod tests {
             embedding_rank: Some(7.5),
             time_s: 0.25,
             images_per_s: 1234.5,
+            pace: None,
         }
     }
 

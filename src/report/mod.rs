@@ -7,7 +7,7 @@ mod summary;
 mod tensorboard;
 
 pub use environment::{Environment, utc};
-pub use metrics::{MetricsLog, Removed, StepRecord, read_metrics};
+pub use metrics::{MetricsLog, Pace, Removed, StepRecord, read_metrics};
 pub use progress::{Progress, Style};
 pub use summary::{KnnResult, LinearResult, Summary, quoted};
 pub use tensorboard::EventLog;

@@ -228,6 +228,7 @@ mod tests {
             embedding_rank: None,
             time_s: 0.0,
             images_per_s: 0.0,
+            pace: None,
         }
     }
 

@@ -59,6 +59,10 @@ impl EventLog {
             ("train/grad_norm".to_owned(), record.grad_norm),
             ("speed/images_per_s".to_owned(), record.images_per_s as f32),
         ];
+        scalars.extend(record.pace.iter().flat_map(|pace| {
+            let times = [("input_s", pace.input_s), ("median_s", pace.median_s), ("slowest_s", pace.slowest_s)];
+            times.map(|(name, seconds)| (format!("speed/{name}"), seconds as f32))
+        }));
         scalars.extend(record.parts.iter().map(|(name, &value)| (format!("train/parts/{name}"), value)));
         scalars.extend(record.embedding_spread.map(|spread| ("train/embedding_spread".to_owned(), spread)));
         scalars.extend(record.embedding_rank.map(|rank| ("train/embedding_rank".to_owned(), rank)));
@@ -179,6 +183,7 @@ mod tests {
             embedding_rank: None,
             time_s: 0.0,
             images_per_s: 10.0,
+            pace: None,
         };
         EventLog::create(folder.path(), 1, now).unwrap().append(&record, now).unwrap();
         EventLog::create(folder.path(), 200, now).unwrap();

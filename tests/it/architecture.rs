@@ -20,7 +20,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("method", &["augment", "loss", "mask", "model", "optim", "problem", "rng"]),
     ("checkpoint", &["files", "model"]),
     ("eval", &["augment", "data"]),
-    ("recipe", &["augment", "data", "engine::config", "eval", "method", "model", "ops", "optim", "problem"]),
+    (
+        "recipe",
+        &[
+            "augment",
+            "data",
+            "engine::config",
+            "eval",
+            "method",
+            "model",
+            "ops",
+            "optim",
+            "parallel::ParallelConfig",
+            "problem",
+        ],
+    ),
     ("plan", &["data", "method", "model", "optim", "recipe"]),
     ("report", &["eval", "files", "ops", "plan"]),
     (

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::runs::{MAE, Place, Result, SIMCLR};
+use crate::runs::{MAE, Place, Result, SIMCLR, disk};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_autodidact");
 
@@ -250,4 +250,121 @@ fn a_dry_run_is_printed_once() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(said.matches("4 in 2 processes (2 micro-batches each)").count(), 1, "{said}");
+}
+
+/// Runs two processes of one thread each with a fault; what was said, after how long, and whether it went well.
+fn with_fault(fault: &str, place: &Place, run: &str, options: &[&str]) -> (String, Duration, bool) {
+    let mut command = mpirun();
+    command.env("AUTODIDACT_FAULT", fault).args(["-x", "AUTODIDACT_FAULT"]);
+    add(&mut command, place, run, 2, &["--ranks", "1", "--timeout", "8"]);
+    let started = Instant::now();
+    let output = command.args(options).output().unwrap();
+    (String::from_utf8_lossy(&output.stderr).into_owned(), started.elapsed(), output.status.success())
+}
+
+#[test]
+fn a_process_that_dies_at_any_operation_ends_all_and_nothing_is_half_written() {
+    let _alone = alone();
+    let place = Place::new(SIMCLR);
+    let whole = place.run("whole", &["--ranks", "1"]);
+    // the program's digest, the plan's, places in the tree, a bucket, a checkpoint; each process once
+    for (process, operation) in [(1, 1), (0, 3), (1, 9), (0, 17), (1, 40)] {
+        let fault = format!("kill@{process}:{operation}");
+        let (said, after, success) = with_fault(&fault, &place, "run", &[]);
+        assert!(!success && after < Duration::from_secs(20), "{fault}: {after:?}: {said}");
+        let (_, damaged) = autodidact::checkpoint::newest(&place.path("run/checkpoints"));
+        assert!(damaged.is_empty(), "{fault}: {damaged:?}");
+    }
+    bits(&place, "run", 2, &["--ranks", "1"]).assert_same(&whole, "after every one of them");
+}
+
+#[test]
+fn a_process_that_stops_answering_or_does_too_much_is_named_with_the_operation() {
+    let _alone = alone();
+    let place = Place::new(SIMCLR);
+    let (said, after, success) = with_fault("stop@1:30", &place, "stop", &[]);
+    assert!(!success && said.contains("process 1 was not heard of for 8 s, at operation 30, "), "{said}");
+    assert!(after < Duration::from_secs(30), "{after:?}");
+    Command::new("pkill").args(["-KILL", "-f", &place.path("stop").display().to_string()]).status().unwrap();
+    let (said, after, success) = with_fault("extra@1:30", &place, "extra", &[]);
+    assert!(!success && said.contains("processes do different things: process"), "{said}");
+    assert!(said.contains("is at operation 30, ") && said.contains("at operation 31, an extra gather of u8"), "{said}");
+    assert!(after < Duration::from_secs(20), "{after:?}");
+}
+
+#[test]
+fn a_pixel_of_one_rank_that_is_no_number_stops_all_before_it_is_saved() {
+    let _alone = alone();
+    let place = Place::new(MAE);
+    let (said, after, success) = with_fault("nan@1:4", &place, "run", &[]);
+    assert!(!success && said.contains("step 4: the loss is NaN"), "{said}");
+    assert!(after < Duration::from_secs(20), "{after:?}");
+    let saved = autodidact::checkpoint::list(&place.path("run/checkpoints"));
+    assert_eq!(saved.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [2]);
+    // each process has written down why it ended
+    for process in 0..2 {
+        let log = fs::read_to_string(place.path(&format!("run/logs/process-{process}.log"))).unwrap();
+        assert!(log.contains("step 2: rank ") && log.lines().last().unwrap().contains("NaN"), "{log}");
+    }
+}
+
+#[test]
+fn a_slow_rank_is_named() {
+    let _alone = alone();
+    let place = Place::new(SIMCLR);
+    let (said, _, success) =
+        with_fault("slow@1:400", &place, "run", &["schedule.steps=25", "checkpoint.every_steps=0"]);
+    assert!(success && said.contains("note: rank 1 needs "), "{said}");
+    assert_eq!(said.matches("in the middle: all ranks wait for it").count(), 1, "{said}");
+}
+
+#[test]
+fn processes_of_different_builds_are_told_apart() {
+    let _alone = alone();
+    let place = Place::new(SIMCLR);
+    let other = place.path("other-build");
+    let mut program = fs::read(PROGRAM).unwrap();
+    program.push(0); // what follows a program's sections is of no consequence, but it is another file
+    fs::write(&other, program).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&other).status().unwrap().success());
+    let mut command = mpirun();
+    add(&mut command, &place, "run", 1, &[]);
+    command.args([":", "-n", "1"]).arg(&other).arg("pretrain").arg(place.path("recipe.toml"));
+    command.arg("--run-dir").arg(place.path("run"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("processes differ: the program of process 0 has"), "{said}");
+    assert!(!place.path("run/plan.toml").exists());
+}
+
+#[test]
+fn a_full_disk_of_the_first_process_ends_all() {
+    let _alone = alone();
+    let place = Place::new(SIMCLR);
+    let Some(_mounted) = disk(&place.path("disk"), "size=300k") else {
+        eprintln!("skipped: this user may not mount a file system");
+        return;
+    };
+    let started = Instant::now();
+    let output = launch(&place, "disk/run", 2, &["--ranks", "1"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("No space left on device"), "{said}");
+    assert!(!said.contains("panicked") && started.elapsed() < Duration::from_secs(20), "{said}");
+    let (_, damaged) = autodidact::checkpoint::newest(&place.path("disk/run/checkpoints"));
+    assert!(damaged.is_empty(), "{damaged:?}");
+}
+
+#[test]
+fn a_fast_reduction_trains_the_same_network_to_a_few_digits() {
+    let _alone = alone();
+    for recipe in [SIMCLR, MAE] {
+        let place = Place::new(recipe);
+        let canonical = place.run("canonical", &["--ranks", "1"]);
+        let fast = bits(&place, "fast", 3, &["--ranks", "1", "parallel.reduction=\"fast\""]);
+        for (a, b) in canonical.losses().zip(fast.losses()) {
+            assert!((a - b).abs() <= 2e-3 * a.abs(), "{a} {b}");
+        }
+        // its own promise: the same number of processes gives the same bits
+        bits(&place, "again", 3, &["--ranks", "1", "parallel.reduction=\"fast\""]).assert_same(&fast, "again");
+    }
 }

@@ -176,7 +176,7 @@ fn losses_of_micro_batches_add_up() {
             if !by_image {
                 let loss = learner.loss(encode(range), &progress);
                 let sum = f64::from(loss.sum.clone().into_scalar::<f32>());
-                return (sum, loss.count, vec![learner.gradients(&mut loss.sum.backward())]);
+                return (sum, loss.count, learner.gradients(&mut loss.sum.backward()));
             }
             let part = |(values, width): &(Vec<f32>, usize)| {
                 let data =

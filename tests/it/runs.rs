@@ -143,7 +143,7 @@ impl Result {
         let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let steps = text.lines().map(|line| {
             let mut step: Value = serde_json::from_str(line).unwrap();
-            step.as_object_mut().unwrap().retain(|key, _| key != "time_s" && key != "images_per_s");
+            step.as_object_mut().unwrap().retain(|key, _| !["time_s", "images_per_s", "pace"].contains(&key.as_str()));
             step
         });
         let latest = fs::read_to_string(run.join("checkpoints/latest")).unwrap();
@@ -152,6 +152,12 @@ impl Result {
         let tensors = files.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
         let read = |path: PathBuf| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap());
         Self { steps: steps.collect(), files: tensors.map(read).collect() }
+    }
+
+    /// The loss of each step.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn losses(&self) -> impl Iterator<Item = f64> {
+        self.steps.iter().map(|step| step["loss"].as_f64().unwrap())
     }
 
     pub(crate) fn assert_same(&self, other: &Self, what: &str) {
@@ -519,7 +525,7 @@ fn resume_from_a_named_checkpoint() {
 
 /// A file system in memory with the options of `mount`, or nothing where this user may not mount one.
 #[cfg(target_os = "linux")]
-fn disk(at: &Path, options: &str) -> Option<impl Drop> {
+pub(crate) fn disk(at: &Path, options: &str) -> Option<impl Drop + use<>> {
     struct Mounted(PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {

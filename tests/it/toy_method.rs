@@ -94,7 +94,7 @@ fn the_method_of_the_guide_is_one() {
         let outputs = learner.encode(&batch, &mut Pass::train(noise.clone()));
         let loss = learner.loss(outputs, &progress);
         means.push(loss.sum.clone().into_scalar::<f32>() / loss.count as f32);
-        let gradient = learner.gradients(&mut loss.sum.backward());
+        let gradient = learner.gradients(&mut loss.sum.backward()).concat();
         assert_eq!(gradient.len(), learner.layout().num_weights());
         let moved = learner.weights().iter().zip(&gradient).map(|(w, g)| w - 0.05 * g / loss.count as f32).collect();
         learner.set(&Flat::upload(moved, learner.buffers(), &device));

@@ -49,10 +49,15 @@ fn values(seed: f32) -> Vec<f32> {
     (0..9).map(|i| (i as f32 * 1.7 + seed).sin()).collect()
 }
 
+/// Cuts a flat vector between the two parameters.
+fn split(flat: &[f32]) -> Vec<Vec<f32>> {
+    vec![flat[..6].to_vec(), flat[6..].to_vec()]
+}
+
 fn run(config: &OptimizerConfig, steps: usize) -> (Optimizer, Vec<f32>) {
     let (mut optimizer, mut weights) = (Optimizer::new(config, groups(config)), values(0.0));
     for step in 0..steps {
-        optimizer.step(&mut weights, &values(1.0 + step as f32), &rates(config, 0.1));
+        optimizer.step(&mut weights, &split(&values(1.0 + step as f32)), &rates(config, 0.1));
     }
     (optimizer, weights)
 }
@@ -116,9 +121,9 @@ fn lars_moves_a_matrix_by_the_trust_ratio_and_a_bias_by_its_gradient() {
 fn lars_leaves_the_zero_matrix_unscaled_and_stays_finite() {
     let mut optimizer = Optimizer::new(&lars(), groups(&lars()));
     let mut weights = vec![0.0; 9];
-    optimizer.step(&mut weights, &[0.0; 9], &rates(&lars(), 1.0));
+    optimizer.step(&mut weights, &split(&[0.0; 9]), &rates(&lars(), 1.0));
     assert_eq!(weights, [0.0; 9]);
-    optimizer.step(&mut weights, &[1.0; 9], &rates(&lars(), 1.0));
+    optimizer.step(&mut weights, &split(&[1.0; 9]), &rates(&lars(), 1.0));
     assert_eq!(weights, [-1.0; 9]);
 }
 
@@ -131,7 +136,7 @@ fn separate_lars_divides_by_the_sum_of_the_norms() {
             format!("lars = {{ form = \"separate\", eps = 0.5, trust = 0.02, clip_lr = {clip}, weight_decay = 0.1 }}");
         let lars = config(&table);
         let mut moved = values(0.0);
-        Optimizer::new(&lars, groups(&lars)).step(&mut moved, &values(1.0), &rates(&lars, lr));
+        Optimizer::new(&lars, groups(&lars)).step(&mut moved, &split(&values(1.0)), &rates(&lars, lr));
         let (weights, gradients) = (norm(&start[..6]), norm(&gradient[..6]));
         let ratio = 0.02 * weights / (gradients + 0.1 * weights + 0.5);
         let ratio = if clip { (ratio / lr).min(1.0) } else { ratio };
@@ -208,7 +213,7 @@ fn lion_steps_by_the_sign() {
     close(&run(&lion, 4).1, &expected);
     let mut still = values(0.0);
     let free = Rates { weight_decay: 0.0, ..rates(&lion, 0.1) };
-    Optimizer::new(&lion, groups(&lion)).step(&mut still, &[0.0; 9], &free);
+    Optimizer::new(&lion, groups(&lion)).step(&mut still, &split(&[0.0; 9]), &free);
     assert_eq!(still, values(0.0));
 }
 
@@ -222,7 +227,7 @@ fn a_scale_multiplies_the_learning_rate_and_a_fixed_one_ignores_it() {
     for config in all() {
         let moved = |groups: &Groups, lr| {
             let mut weights = values(0.0);
-            Optimizer::new(&config, groups.clone()).step(&mut weights, &values(1.0), &rates(&config, lr));
+            Optimizer::new(&config, groups.clone()).step(&mut weights, &split(&values(1.0)), &rates(&config, lr));
             weights
         };
         assert_eq!(moved(&groups, 0.1)[..6], values(0.0)[..6]);
@@ -239,7 +244,7 @@ fn the_weight_decay_of_a_step_is_the_schedules_where_a_group_has_none_of_its_own
         let mut weights = values(0.0);
         Optimizer::new(&adamw(), groups).step(
             &mut weights,
-            &values(1.0),
+            &split(&values(1.0)),
             &Rates { lr: 0.1, fixed_lr: 0.1, weight_decay },
         );
         weights
@@ -256,16 +261,16 @@ fn a_frozen_parameter_starts_later_as_if_it_were_new() {
         let mut optimizer = Optimizer::new(&config, Groups::from_rule(&specs(), late));
         let mut weights = values(0.0);
         for seed in [1.0, 2.0] {
-            let mut gradients = values(seed);
+            let mut gradients = split(&values(seed));
             optimizer.groups().cancel_frozen(optimizer.steps(), &mut gradients);
             optimizer.step(&mut weights, &gradients, &rates);
             assert_eq!(weights[..6], values(0.0)[..6]);
             assert!(optimizer.state().iter().all(|(_, values)| values[..6] == [0.0; 6]));
         }
-        optimizer.step(&mut weights, &values(3.0), &rates);
+        optimizer.step(&mut weights, &split(&values(3.0)), &rates);
         let mut fresh = values(0.0);
         let whole = Groups::from_rule(&specs(), |_| Group::default());
-        Optimizer::new(&config, whole).step(&mut fresh, &values(3.0), &rates);
+        Optimizer::new(&config, whole).step(&mut fresh, &split(&values(3.0)), &rates);
         assert_eq!(weights[..6], fresh[..6], "{}", config.name());
         assert_ne!(weights[6..], fresh[6..]);
     }
@@ -279,7 +284,7 @@ fn threads_do_not_change_the_result() {
             let mut optimizer = Optimizer::new(&config, groups(&config)).on_threads(threads);
             let mut weights = values(0.0);
             for step in 0..3 {
-                optimizer.step(&mut weights, &values(1.0 + step as f32), &rates(&config, 0.1));
+                optimizer.step(&mut weights, &split(&values(1.0 + step as f32)), &rates(&config, 0.1));
             }
             assert_eq!((&weights, optimizer.state()), (&expected_weights, expected.state()), "{threads} threads");
         }
@@ -293,8 +298,8 @@ fn a_reloaded_state_continues_to_the_bit() {
         let mut other = Optimizer::new(&config, groups(&config));
         other.load_state(optimizer.steps(), optimizer.state()).unwrap();
         let mut copied = weights.clone();
-        optimizer.step(&mut weights, &values(9.0), &rates(&config, 0.1));
-        other.step(&mut copied, &values(9.0), &rates(&config, 0.1));
+        optimizer.step(&mut weights, &split(&values(9.0)), &rates(&config, 0.1));
+        other.step(&mut copied, &split(&values(9.0)), &rates(&config, 0.1));
         assert_eq!(weights, copied);
         assert_eq!(optimizer.state(), other.state());
         assert!(weights.iter().all(|weight| weight.is_finite()));

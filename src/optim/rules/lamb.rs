@@ -1,7 +1,7 @@
 //! LAMB, timm's definition.
 
 use super::super::config::LambConfig;
-use super::super::norm::{LANES, add_rest, norm};
+use super::super::norm::{LANES, add_rest, global_norm, norm};
 use super::{Now, correction};
 use crate::ops::simd::vectorized;
 
@@ -46,8 +46,8 @@ pub(in super::super) fn step(
 }
 
 /// Returns what the gradient is divided by so that its global norm is at most `max_grad_norm`: `max(norm / max_grad_norm, 1)`.
-pub(in super::super) fn shrink(lamb: &LambConfig, gradients: &[f32]) -> f64 {
-    if lamb.max_grad_norm > 0.0 { (norm(gradients) / lamb.max_grad_norm).max(1.0) } else { 1.0 }
+pub(in super::super) fn shrink(lamb: &LambConfig, gradients: &[Vec<f32>]) -> f64 {
+    if lamb.max_grad_norm > 0.0 { (global_norm(gradients) / lamb.max_grad_norm).max(1.0) } else { 1.0 }
 }
 
 #[inline(always)]

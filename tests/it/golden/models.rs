@@ -163,9 +163,8 @@ impl<'a> Outputs<'a> {
 }
 
 fn gradients_of<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> BTreeMap<String, Vec<f32>> {
-    let flat = read_gradients(module, layout, gradients);
     let trained = layout.entries().iter().filter(|entry| entry.kind == Kind::Trained);
-    trained.map(|entry| (entry.path.clone(), flat[entry.offset..entry.offset + entry.len].to_vec())).collect()
+    trained.map(|entry| entry.path.clone()).zip(read_gradients(module, layout, gradients)).collect()
 }
 
 /// Returns the gradient of a tensor on disk with `len` values from those of our parameters.

@@ -197,7 +197,7 @@ fn optimizer(case: &Case) -> Outcome {
             None => case.arg_f64("lr"),
         };
         let rates = Rates { lr, fixed_lr: lr, weight_decay: config.weight_decay() };
-        optimizer.step(&mut weights, &flat(case, &specs, &format!("g{step}/")), &rates);
+        optimizer.step(&mut weights, &split(&specs, &flat(case, &specs, &format!("g{step}/"))), &rates);
         if !repeated || step + 1 == steps {
             compare(case, &mut checks, &specs, &format!("p{}/", step + 1), &weights);
         }
@@ -230,24 +230,29 @@ fn grad_scaler(case: &Case) -> Outcome {
     Outcome::Compared(checks)
 }
 
+/// A vector for each parameter.
+fn split(specs: &[ParamSpec], flat: &[f32]) -> Vec<Vec<f32>> {
+    specs.iter().map(|spec| flat[spec.range()].to_vec()).collect()
+}
+
 fn clipping(case: &Case) -> Outcome {
     let mut checks = Checks::default();
     let specs = specs(case, "g/");
     let max_norm = case.arg_f64("max_norm");
-    let gradients = flat(case, &specs, "g/");
+    let gradients = split(&specs, &flat(case, &specs, "g/"));
     let (rel, abs) = (case.tolerance("rel"), case.tolerance("abs"));
 
     let mut global = gradients.clone();
     let total = clip_global_norm(&mut global, max_norm);
     let mut each = gradients.clone();
-    clip_each_norm(&mut each, &specs, max_norm);
-    let norms: Vec<f64> = specs.iter().map(|spec| norm(&gradients[spec.range()])).collect();
+    clip_each_norm(&mut each, max_norm);
+    let norms: Vec<f64> = gradients.iter().map(|gradient| norm(gradient)).collect();
 
     elementwise(&mut checks, "total_norm", &[total], &case.tensor("total_norm").values, rel, abs);
     elementwise(&mut checks, "per_param_norms", &norms, &case.tensor("per_param_norms").values, rel, abs);
     for (prefix, values) in [("global/", global), ("per_param/", each)] {
-        for spec in &specs {
-            let got: Vec<f64> = values[spec.range()].iter().map(|&v| f64::from(v)).collect();
+        for (spec, values) in specs.iter().zip(values) {
+            let got: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
             let what = format!("{prefix}{}", spec.path);
             elementwise(&mut checks, &what, &got, &case.tensor(&what).values, rel, abs);
         }

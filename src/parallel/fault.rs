@@ -1,0 +1,96 @@
+//! Faults on purpose, to see what a run does then: the environment variable `AUTODIDACT_FAULT`, for tests.
+//!
+//! | value | what happens |
+//! |---|---|
+//! | `kill@P:N` | process `P` kills itself in front of its operation `N` |
+//! | `stop@P:N` | it stops answering there, as by SIGSTOP |
+//! | `extra@P:N` | it does an operation there that the others do not |
+//! | `nan@R:N` | a pixel that rank `R` sees in step `N`, from 1, is not a number |
+//! | `slow@R:N` | rank `R` takes `N` milliseconds longer for each step |
+
+/// What goes wrong, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    kind: Kind,
+    /// Process or rank.
+    whose: usize,
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Kill,
+    Stop,
+    Extra,
+    Nan,
+    Slow,
+}
+
+impl Fault {
+    /// Reads the environment. What cannot be read is no fault.
+    #[must_use]
+    pub fn from_env() -> Option<Self> {
+        Self::read(&std::env::var("AUTODIDACT_FAULT").ok()?)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (kind, place) = text.split_once('@')?;
+        let (whose, number) = place.split_once(':')?;
+        let kind = match kind {
+            "kill" => Kind::Kill,
+            "stop" => Kind::Stop,
+            "extra" => Kind::Extra,
+            "nan" => Kind::Nan,
+            "slow" => Kind::Slow,
+            _ => return None,
+        };
+        Some(Self { kind, whose: whose.parse().ok()?, number: number.parse().ok()? })
+    }
+
+    /// Tells whether a pixel of `rank` is spoilt in `step`, counted from 1.
+    #[must_use]
+    pub fn spoils(self, rank: usize, step: u64) -> bool {
+        self == Self { kind: Kind::Nan, whose: rank, number: step }
+    }
+
+    /// How much longer a step of `rank` takes.
+    #[must_use]
+    pub fn delay(self, rank: usize) -> std::time::Duration {
+        let slow = self.kind == Kind::Slow && self.whose == rank;
+        std::time::Duration::from_millis(if slow { self.number } else { 0 })
+    }
+
+    /// Kills or stops `process` in front of an operation; tells whether it is to do one too many.
+    pub(super) fn strike(self, process: usize, operation: u64) -> bool {
+        if (self.whose, self.number) != (process, operation) {
+            return false;
+        }
+        let signal = match self.kind {
+            Kind::Kill => "-KILL",
+            Kind::Stop => "-STOP",
+            Kind::Extra => return true,
+            Kind::Nan | Kind::Slow => return false,
+        };
+        let own = std::process::id().to_string();
+        let _ = std::process::Command::new("kill").args([signal, &own]).status();
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_strike_once() {
+        let extra = Fault::read("extra@1:37").unwrap();
+        assert!(extra.strike(1, 37) && !extra.strike(0, 37) && !extra.strike(1, 36));
+        let nan = Fault::read("nan@2:3").unwrap();
+        assert!(nan.spoils(2, 3) && !nan.spoils(2, 4) && !nan.strike(2, 3));
+        let slow = Fault::read("slow@1:250").unwrap();
+        assert_eq!([0, 1].map(|rank| slow.delay(rank).as_millis()), [0, 250]);
+        for text in ["", "kill", "kill@1", "kill@x:1", "burn@1:2"] {
+            assert_eq!(Fault::read(text), None);
+        }
+    }
+}
