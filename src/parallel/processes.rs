@@ -55,10 +55,12 @@ impl ProcessRank {
             let received = self.link.exchange("reduce-scatter", bucket, &parts)?;
             let mine = share(bucket, self.link.process(), processes).len();
             let mut sum = TreeSum::new(leaves);
-            for (places, values) in places.iter().zip(&received) {
+            for (places, mut values) in places.iter().zip(received) {
                 let (places, _) = places.as_chunks::<2>();
-                for (&[level, index], values) in places.iter().zip(values.chunks(mine.max(1))) {
-                    sum.push(Node { level: level as u32, index: index as usize, values: values.to_vec() });
+                for &[level, index] in places {
+                    let rest = values.split_off(mine.min(values.len()));
+                    sum.push(Node { level: level as u32, index: index as usize, values });
+                    values = rest;
                 }
             }
             let reduced = if mine == 0 { Vec::new() } else { sum.finish() };

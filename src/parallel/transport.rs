@@ -48,37 +48,27 @@ pub trait Transport: Send + Sync {
     fn finish(&self) {}
 }
 
-/// Types that travel.
-pub(super) trait Element: Copy + Send + Sync + 'static {
+/// Types that travel, as the bytes that they are in memory: processes run on one type of processor.
+pub(super) trait Element: bytemuck::Pod + Send + Sync {
     /// Name in messages.
     const NAME: &'static str;
-    /// Appends the little-endian bytes.
-    fn write(values: &[Self], bytes: &mut Vec<u8>);
-    /// Reads what [`write`](Self::write) wrote.
-    fn read(bytes: &[u8]) -> Vec<Self>;
 }
 
-macro_rules! element {
-    ($type:ty) => {
-        impl Element for $type {
-            const NAME: &'static str = stringify!($type);
-
-            fn write(values: &[Self], bytes: &mut Vec<u8>) {
-                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            }
-
-            fn read(bytes: &[u8]) -> Vec<Self> {
-                let (chunks, _) = bytes.as_chunks::<{ size_of::<Self>() }>();
-                chunks.iter().map(|&chunk| Self::from_le_bytes(chunk)).collect()
-            }
-        }
-    };
+impl Element for f32 {
+    const NAME: &'static str = "f32";
 }
 
-element!(f32);
-element!(f64);
-element!(u64);
-element!(u8);
+impl Element for f64 {
+    const NAME: &'static str = "f64";
+}
+
+impl Element for u64 {
+    const NAME: &'static str = "u64";
+}
+
+impl Element for u8 {
+    const NAME: &'static str = "u8";
+}
 
 /// A transport whose messages are checked.
 pub struct Link {
@@ -137,7 +127,7 @@ impl Link {
             let mut bytes = Vec::with_capacity(header.len() + 1 + size_of_val(*part));
             bytes.extend_from_slice(header.as_bytes());
             bytes.push(0);
-            T::write(part, &mut bytes);
+            bytes.extend_from_slice(bytemuck::cast_slice(part));
             Arc::new(bytes)
         });
         self.move_checked(&header, parts.collect(), Patience::Deadline)
@@ -173,7 +163,7 @@ impl Link {
         let header = self.header::<T>(name, 0);
         let mut bytes = header.clone().into_bytes();
         bytes.push(0);
-        T::write(values, &mut bytes);
+        bytes.extend_from_slice(bytemuck::cast_slice(values));
         let bytes = Arc::new(bytes);
         self.move_checked(&header, vec![bytes; self.processes()], patience)
     }
@@ -227,7 +217,7 @@ impl Link {
                 self.abort(&reason);
                 return Err(Aborted { reason });
             }
-            values.push(T::read(rest.get(1..).unwrap_or_default()));
+            values.push(bytemuck::pod_collect_to_vec(rest.get(1..).unwrap_or_default()));
         }
         Ok(values)
     }
