@@ -5,7 +5,7 @@
 //! [`crate::ops`], the rest is composed from plain tensor operations, so that a pass gives the same bits whether or not it is recorded.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use super::pass::{BatchStats, Pass};
 use super::scope::{Init, Scope};
@@ -159,7 +159,29 @@ impl Conv2d {
     /// `[batch, h, w, in]` to `[batch, h', w', out]`.
     #[must_use]
     pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
-        ops::conv2d_nhwc(x, self.weight.val(), self.bias.as_ref().map(Param::val), [self.stride; 2], [self.padding; 2])
+        self.forward_rebuilt(x, None)
+    }
+
+    /// Convolves what a norm makes of `x`, rectified. The activations between the two are not kept for the backward pass, which computes them again.
+    ///
+    /// # Shapes
+    /// As [`Self::forward_nhwc`].
+    ///
+    /// # Panics
+    /// As [`BatchNorm::forward`].
+    #[must_use]
+    pub fn forward_after(&self, norm: &BatchNorm, x: Tensor<4>, pass: &mut Pass) -> Tensor<4> {
+        if !pass.is_train() {
+            return self.forward_nhwc(norm.forward_relu(x, pass));
+        }
+        let (gamma, beta) = norm.scale_and_offset(&x.device());
+        let (normed, rebuild) = ops::batch_norm_rebuilt(x, gamma, beta, norm.eps);
+        self.forward_rebuilt(norm.told(normed, pass), rebuild)
+    }
+
+    fn forward_rebuilt(&self, x: Tensor<4>, rebuild: Option<ops::Rebuild>) -> Tensor<4> {
+        let bias = self.bias.as_ref().map(Param::val);
+        ops::conv2d_after_norm(x, rebuild, self.weight.val(), bias, [self.stride; 2], [self.padding; 2])
     }
 }
 
@@ -286,19 +308,27 @@ impl BatchNorm {
         relu: bool,
         pass: &mut Pass,
     ) -> Tensor<D> {
-        let channels = self.running_mean.dims();
-        let constant = |value: f32| Tensor::<1>::full(channels, value, &x.device().without_autodiff());
-        let gamma = self.weight.as_ref().map_or_else(|| constant(1.0), Param::val);
-        let beta = self.bias.as_ref().map_or_else(|| constant(0.0), Param::val);
+        let (gamma, beta) = self.scale_and_offset(&x.device());
         if pass.is_train() {
-            let ops::BatchNorm { output, mean, var } = ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu);
-            let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
-            pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
-            output
+            self.told(ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu), pass)
         } else {
             let (mean, var) = (self.running_mean.val(), self.running_var.val());
             ops::batch_norm_eval(x, gamma, beta, mean, var, self.eps, residual, relu)
         }
+    }
+
+    fn scale_and_offset(&self, device: &Device) -> (Tensor<1>, Tensor<1>) {
+        let constant = |value: f32| Tensor::full(self.running_mean.dims(), value, &device.clone().without_autodiff());
+        let gamma = self.weight.as_ref().map_or_else(|| constant(1.0), Param::val);
+        (gamma, self.bias.as_ref().map_or_else(|| constant(0.0), Param::val))
+    }
+
+    /// Hands the statistics of a batch to the pass.
+    fn told<const D: usize>(&self, normed: ops::BatchNorm<D>, pass: &mut Pass) -> Tensor<D> {
+        let ops::BatchNorm { output, mean, var } = normed;
+        let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
+        pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
+        output
     }
 }
 

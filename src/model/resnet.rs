@@ -160,13 +160,9 @@ impl ResidualBlock {
             Some((conv, norm)) => norm.forward(conv.forward_nhwc(x.clone()), pass),
             None => x.clone(),
         };
-        let y = self.bn1.forward_relu(self.conv1.forward_nhwc(x), pass);
-        let y = self.conv2.forward_nhwc(y);
+        let y = self.conv2.forward_after(&self.bn1, self.conv1.forward_nhwc(x), pass);
         match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => {
-                let y = self.bn2.forward_relu(y, pass);
-                bn3.forward_residual(conv3.forward_nhwc(y), shortcut, pass)
-            }
+            (Some(conv3), Some(bn3)) => bn3.forward_residual(conv3.forward_after(&self.bn2, y, pass), shortcut, pass),
             _ => self.bn2.forward_residual(y, shortcut, pass),
         }
     }

@@ -23,6 +23,7 @@ use burn::tensor::activation;
 
 use super::bridge::{self, Operand, consume, primitive, record, register, slice, wants};
 use super::memory::buffer;
+use super::rebuild::Rebuild;
 use super::simd::{add_to_totals, mul_add, vectorized};
 
 /// What batch norm gives while training.
@@ -54,14 +55,32 @@ pub fn batch_norm_train<const D: usize>(
     let Some(operands) = Operands::new(&x, &gamma, &beta, residual.as_ref()) else {
         return plain_train(x, gamma, beta, eps, residual, relu);
     };
-    let (mean, var) = statistics(operands.x.slice(), channels);
-    let rstd: Vec<f32> = var.iter().map(|var| (1.0 / (var + eps).sqrt()) as f32).collect();
-    let mean: Vec<f32> = mean.into_iter().map(|mean| mean as f32).collect();
-    let unbiased = rows as f64 / (rows as f64 - 1.0);
-    let var = var.into_iter().map(|var| (var * unbiased) as f32).collect();
-    let means = bridge::plain(mean.clone(), [channels]);
-    let output = normalize(operands, x.dims(), Normalization { mean, rstd, relu, batch: true });
-    BatchNorm { output, mean: means, var: bridge::plain(var, [channels]) }
+    let (op, mean, var) = Normalization::by_batch(operands.x.slice(), channels, eps, relu);
+    BatchNorm { output: normalize(operands, x.dims(), op, None), mean, var }
+}
+
+/// [`batch_norm_train`] rectified and without residual, for a convolution that is handed what builds its input again
+/// ([`super::conv2d_after_norm`]): neither keeps the activations between them.
+///
+/// # Panics
+/// As [`batch_norm_train`].
+#[must_use]
+pub fn batch_norm_rebuilt(
+    x: Tensor<4>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    eps: f64,
+) -> (BatchNorm<4>, Option<Rebuild>) {
+    let (rows, channels) = check(&x, &[&gamma, &beta], None);
+    assert!(rows > 1 || channels == 0, "batch norm needs more than one value per channel while training, found {rows}");
+    let Some(operands) = Operands::new(&x, &gamma, &beta, None) else {
+        return (plain_train(x, gamma, beta, eps, None, true), None);
+    };
+    let (op, mean, var) = Normalization::by_batch(operands.x.slice(), channels, eps, true);
+    let scale = op.scale(operands.gamma.slice());
+    let rebuild = Rebuild::new(operands.x.share(), op.mean.clone(), scale, operands.beta.share());
+    let output = normalize(operands, x.dims(), op, Some(rebuild.clone()));
+    (BatchNorm { output, mean, var }, Some(rebuild))
 }
 
 /// Normalises by given statistics; adds `residual` and rectifies if asked to. `[.., channels]` -> the same
@@ -92,7 +111,7 @@ pub fn batch_norm_eval<const D: usize>(
         return plain(x, gamma, beta, mean, var, eps, residual, relu);
     };
     let rstd = var.slice().iter().map(|var| (1.0 / (f64::from(*var) + eps).sqrt()) as f32).collect();
-    normalize(operands, x.dims(), Normalization { mean: mean.slice().to_vec(), rstd, relu, batch: false })
+    normalize(operands, x.dims(), Normalization { mean: mean.slice().to_vec(), rstd, relu, batch: false }, None)
 }
 
 /// Checks shapes and returns rows and channels.
@@ -147,14 +166,50 @@ struct Normalization {
     batch: bool,
 }
 
-fn normalize<const D: usize>(operands: Operands, shape: [usize; D], op: Normalization) -> Tensor<D> {
+impl Normalization {
+    /// Takes the statistics of a batch; returns also what [`BatchNorm`] tells of them.
+    fn by_batch(x: &[f32], channels: usize, eps: f64, relu: bool) -> (Self, Tensor<1>, Tensor<1>) {
+        let rows = (x.len() / channels.max(1)) as f64;
+        let (mean, var) = statistics(x, channels);
+        let rstd = var.iter().map(|var| (1.0 / (var + eps).sqrt()) as f32).collect();
+        let mean: Vec<f32> = mean.into_iter().map(|mean| mean as f32).collect();
+        let var = var.into_iter().map(|var| (var * (rows / (rows - 1.0))) as f32).collect();
+        let told = bridge::plain(mean.clone(), [channels]);
+        (Self { mean, rstd, relu, batch: true }, told, bridge::plain(var, [channels]))
+    }
+
+    fn scale(&self, gamma: &[f32]) -> Vec<f32> {
+        gamma.iter().zip(&self.rstd).map(|(gamma, rstd)| gamma * rstd).collect()
+    }
+}
+
+/// What the backward pass has of the output.
+#[derive(Clone, Debug)]
+enum Output {
+    /// Nothing: it is not rectified.
+    None,
+    Kept(FlexTensor),
+    Rebuilt(Rebuild),
+}
+
+fn normalize<const D: usize>(
+    operands: Operands,
+    shape: [usize; D],
+    op: Normalization,
+    rebuild: Option<Rebuild>,
+) -> Tensor<D> {
     let Operands { x, gamma, beta, residual } = operands;
     let mut y = buffer(x.slice().len());
-    let scale: Vec<f32> = gamma.slice().iter().zip(&op.rstd).map(|(gamma, rstd)| gamma * rstd).collect();
+    let scale = op.scale(gamma.slice());
     apply(x.slice(), &op.mean, &scale, beta.slice(), residual.as_ref().map(Operand::slice), op.relu, &mut y);
     let y = primitive(y, shape);
     let (values, gammas, relu) = (x.share(), gamma.share(), op.relu);
-    let state = |y: &FlexTensor| (values, gammas, relu.then(|| y.clone()));
+    let output = |y: &FlexTensor| match rebuild {
+        Some(rebuild) => Output::Rebuilt(rebuild),
+        None if relu => Output::Kept(y.clone()),
+        None => Output::None,
+    };
+    let state = |y: &FlexTensor| (values, gammas, output(y));
     match residual {
         Some(residual) => record(op, [x, gamma, beta, residual], y, state),
         None => record(op, [x, gamma, beta], y, state),
@@ -163,13 +218,19 @@ fn normalize<const D: usize>(operands: Operands, shape: [usize; D], op: Normaliz
 
 impl<const N: usize> Backward<Flex, N> for Normalization {
     /// Activations, gamma and, if rectified, the output.
-    type State = (FlexTensor, FlexTensor, Option<FlexTensor>);
+    type State = (FlexTensor, FlexTensor, Output);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let Self { mean, rstd, batch, .. } = self;
         let gradient = consume(grads, &ops);
         let (values, gamma, output) = &ops.state;
-        let (x, gamma, y, mut dy) = (slice(values), slice(gamma), output.as_ref().map(slice), slice(&gradient));
+        let rebuilt = if let Output::Rebuilt(rebuild) = output { Some(rebuild.take()) } else { None };
+        let y = match (&rebuilt, output) {
+            (Some(values), _) => Some(values.as_slice()),
+            (None, Output::Kept(y)) => Some(slice(y)),
+            _ => None,
+        };
+        let (x, gamma, mut dy) = (slice(values), slice(gamma), slice(&gradient));
         let shape = values.layout().shape().clone();
         let like_x = |values: Vec<f32>| primitive(values, [x.len()]).reshape(shape.clone());
 
@@ -266,7 +327,7 @@ vectorized! {
     }
 
     /// `y = relu((x - mean) scale + beta + residual)`
-    fn apply(
+    pub(super) fn apply(
         x: &[f32], mean: &[f32], scale: &[f32], beta: &[f32], residual: Option<&[f32]>, relu: bool, y: &mut [f32],
     ) {
         let channels = mean.len();

@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
 
 use super::bridge::{Operand, consume, primitive, record, register, slice, wants};
+use super::rebuild::Rebuild;
 use super::simd::{add_row, column_sums};
 use super::{im2col, winograd};
 
@@ -111,13 +112,36 @@ pub fn conv2d_nhwc(
     stride: [usize; 2],
     padding: [usize; 2],
 ) -> Tensor<4> {
+    conv2d_after_norm(x, None, weight, bias, stride, padding)
+}
+
+/// [`conv2d_nhwc`], whose backward pass builds its input again where that comes from [`super::batch_norm_rebuilt`].
+///
+/// # Panics
+/// As [`conv2d_nhwc`].
+#[must_use]
+pub fn conv2d_after_norm(
+    x: Tensor<4>,
+    rebuild: Option<Rebuild>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    stride: [usize; 2],
+    padding: [usize; 2],
+) -> Tensor<4> {
     let g = Geometry::new(x.dims(), weight.dims(), stride, padding);
     let fast = !super::config::is_exact() && winograd::applies(&g);
-    run(x, weight, bias, g, fast)
+    run(x, rebuild, weight, bias, g, fast)
 }
 
 /// Convolves with a chosen algorithm.
-pub(super) fn run(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, g: Geometry, fast: bool) -> Tensor<4> {
+pub(super) fn run(
+    x: Tensor<4>,
+    rebuild: Option<Rebuild>,
+    weight: Tensor<4>,
+    bias: Option<Tensor<1>>,
+    g: Geometry,
+    fast: bool,
+) -> Tensor<4> {
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [g.out_channels], "bias of a convolution has one value per output channel");
     }
@@ -137,7 +161,7 @@ pub(super) fn run(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, g: G
     } else {
         im2col::forward(x.slice(), weight.slice(), &g)
     };
-    let saved = (x.share(), weight.share());
+    let saved = (rebuild.map_or_else(|| Input::Kept(x.share()), Input::Rebuilt), weight.share());
     let op = Convolution { g, fast };
     match bias {
         Some(bias) => {
@@ -146,6 +170,13 @@ pub(super) fn run(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, g: G
         }
         None => record(op, [x, weight], primitive(y, g.output_shape()), |_| saved),
     }
+}
+
+/// What the backward pass has of the input.
+#[derive(Clone, Debug)]
+enum Input {
+    Kept(FlexTensor),
+    Rebuilt(Rebuild),
 }
 
 /// Backward pass; the parents are input, weight and, if there is one, bias.
@@ -157,12 +188,20 @@ struct Convolution {
 
 impl<const N: usize> Backward<Flex, N> for Convolution {
     /// Input and weight.
-    type State = (FlexTensor, FlexTensor);
+    type State = (Input, FlexTensor);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let Self { g, fast } = self;
         let gradient = consume(grads, &ops);
-        let (dy, x, weight) = (slice(&gradient), slice(&ops.state.0), slice(&ops.state.1));
+        let (dy, weight) = (slice(&gradient), slice(&ops.state.1));
+        let rebuilt;
+        let x = match &ops.state.0 {
+            Input::Kept(x) => slice(x),
+            Input::Rebuilt(rebuild) => {
+                rebuilt = rebuild.values();
+                rebuilt.as_slice()
+            }
+        };
         let (dx, dw) = if fast {
             winograd::backward(x, weight, dy, &g, wants(&ops, 0), wants(&ops, 1))
         } else {
@@ -265,7 +304,7 @@ mod tests {
 
     fn by_ours(t: &[Tensor<1>], g: Geometry, fast: bool) -> Tensor<1> {
         let (x, w) = (t[0].clone().reshape(g.input_shape()), t[1].clone().reshape(g.weight_shape()));
-        flatten(run(x, w, t.get(2).cloned(), g, fast))
+        flatten(run(x, None, w, t.get(2).cloned(), g, fast))
     }
 
     /// Runs one algorithm against the definition and returns the worst error.
@@ -370,7 +409,7 @@ mod tests {
             let [x, w, _] = inputs(&g);
             let device = Device::flex();
             let (x, w) = (flat(&x, &device).reshape(g.input_shape()), flat(&w, &device).reshape(g.weight_shape()));
-            let y = run(x, w, None, g, winograd::applies(&g));
+            let y = run(x, None, w, None, g, winograd::applies(&g));
             assert_eq!(y.dims(), g.output_shape());
         }
     }
@@ -382,11 +421,11 @@ mod tests {
         let autodiff = Device::flex().autodiff();
         let images = flat(&x, &Device::flex()).reshape(g.input_shape()); // as the loader makes them
         let weight = flat(&w, &autodiff).reshape(g.weight_shape()).require_grad();
-        let y = run(images.clone(), weight.clone(), None, g, true);
+        let y = run(images.clone(), None, weight.clone(), None, g, true);
         let grads = y.sum().backward();
         assert!(weight.grad(&grads).is_some());
 
-        let half = run(images.cast(DType::F16), weight.inner().cast(DType::F16), None, g, true);
+        let half = run(images.cast(DType::F16), None, weight.inner().cast(DType::F16), None, g, true);
         assert_eq!(half.dtype(), DType::F16);
         assert!(error(&read(half.cast(DType::F32)), &definition(&x, &w, &[0.0; 8], &g)[0]) < 1e-2);
     }

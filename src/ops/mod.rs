@@ -35,21 +35,23 @@ mod linear;
 mod memory;
 mod mlp;
 mod pool;
+mod rebuild;
 pub(crate) mod simd;
 #[cfg(test)]
 mod testing;
 mod winograd;
 
 pub use attention::attention;
-pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_train};
+pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_rebuilt, batch_norm_train};
 pub use config::{OpsConfig, configure};
-pub use conv2d::{conv2d_nhwc, to_nchw, to_nhwc};
+pub use conv2d::{conv2d_after_norm, conv2d_nhwc, to_nchw, to_nhwc};
 pub use depthwise::depthwise_conv2d_nhwc;
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_gelu, linear_residual};
 pub use memory::keep_pages;
 pub use mlp::mlp;
 pub use pool::{max_pool2d_nhwc, mean_pool_nhwc};
+pub use rebuild::Rebuild;
 pub use simd::instruction_set;
 
 #[cfg(test)]

@@ -243,6 +243,15 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero() -> Self;
     /// Reads the first values of a slice.
     fn load(self, from: &[f32]) -> Self;
+    /// Reads values that lie `step` apart, the first one at the start of a slice.
+    #[inline(always)]
+    fn gather(self, from: &[f32], step: usize) -> Self {
+        let mut side_by_side = [0.0; 16];
+        for i in 0..Self::WIDTH {
+            side_by_side[i] = from[i * step];
+        }
+        self.load(&side_by_side)
+    }
     /// Writes to the start of a slice.
     fn store(self, to: &mut [f32]);
     /// `self + other`.
@@ -309,12 +318,13 @@ mod x86 {
     #![expect(unsafe_code, reason = "intrinsics")]
     use std::arch::x86_64::{
         __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
-        _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-        _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
+        _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_i32gather_ps,
+        _mm512_loadu_ps, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+        _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
     };
 
     macro_rules! lanes {
-        ($register:ty, $width:literal, $load:ident $store:ident $zero:ident $set1:ident $add:ident $sub:ident $mul:ident $fmadd:ident) => {
+        ($register:ty, $width:literal, $load:ident $store:ident $zero:ident $set1:ident $add:ident $sub:ident $mul:ident $fmadd:ident $($more:item)*) => {
             impl super::Lanes for $register {
                 const WIDTH: usize = $width;
                 #[inline(always)]
@@ -359,11 +369,26 @@ mod x86 {
                     // SAFETY: registers only.
                     unsafe { $fmadd(a, b, self) }
                 }
+                $($more)*
             }
         };
     }
     lanes!(__m256, 8, _mm256_loadu_ps _mm256_storeu_ps _mm256_setzero_ps _mm256_set1_ps _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_fmadd_ps);
-    lanes!(__m512, 16, _mm512_loadu_ps _mm512_storeu_ps _mm512_setzero_ps _mm512_set1_ps _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_fmadd_ps);
+    lanes!(__m512, 16, _mm512_loadu_ps _mm512_storeu_ps _mm512_setzero_ps _mm512_set1_ps _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_fmadd_ps
+        #[inline(always)]
+        fn gather(self, from: &[f32], step: usize) -> Self {
+            assert!(15 * step < from.len(), "a register's values lie within the slice");
+            let step = i32::try_from(15 * step).map(|last| last / 15).expect("values of one tensor lie less than 2^27 apart");
+            // SAFETY: the last value is within the slice, as was asserted; `self` shows that the machine has the instructions.
+            unsafe {
+                let places = _mm512_mullo_epi32(
+                    _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                    _mm512_set1_epi32(step),
+                );
+                _mm512_i32gather_ps::<4>(places, from.as_ptr())
+            }
+        }
+    );
 }
 
 #[cfg(test)]

@@ -349,16 +349,15 @@ fn transform_filter<T: Lanes>(
         for b in 0..inner {
             let (lane, row) = if turned { (a * T::WIDTH, b) } else { (b * T::WIDTH, a) };
             let from = first + lane * lane_step + row * row_step;
-            let mut taps = [[0.0f32; 16]; 9]; // filters side by side
-            for side in 0..T::WIDTH {
-                let w = &w[from + side * lane_step..][..9];
-                for tap in 0..9 {
-                    taps[tap][side] = w[tap];
-                }
-            }
+            let w = &w[from..];
             let mut half = [[zero; IN]; 3]; // [column][row frequency]
             for s in 0..3 {
-                half[s] = filter([zero.load(&taps[s]), zero.load(&taps[3 + s]), zero.load(&taps[6 + s])]);
+                let column = [
+                    zero.gather(&w[s..], lane_step),
+                    zero.gather(&w[3 + s..], lane_step),
+                    zero.gather(&w[6 + s..], lane_step),
+                ];
+                half[s] = filter(column);
             }
             let mut to = row * lanes + lane;
             for r in 0..IN {
