@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::queue::{MAX_QUEUE, Queue};
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, Update, check, multicrop};
+use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, RunFacts, Sees, Update, check, multicrop};
 use crate::loss::{l2_normalize, swav};
 use crate::model::layers::Linear;
 use crate::model::{Backbone, ConfigError, LastLayer, Pass, ProjectionHead, ProjectionHeadArch, Scope};
@@ -118,6 +118,17 @@ impl Method for SwAv {
     fn rules(config: &Config) -> Vec<ParameterRule> {
         let rule = ParameterRule::matching("prototypes.*");
         vec![ParameterRule { freeze_steps: Some(config.freeze_steps), ..rule }]
+    }
+
+    fn resolve(config: &mut Config, facts: &RunFacts) -> Vec<String> {
+        let epochs = facts.steps.div_ceil(facts.steps_per_epoch.max(1));
+        let Config { queue, queue_start_epoch: start, .. } = *config;
+        if queue == 0 || start < epochs {
+            return Vec::new();
+        }
+        vec![format!(
+            "`method.swav.queue_start_epoch` is {start} and the run has {epochs} epochs: its queue is never used"
+        )]
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {

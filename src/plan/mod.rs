@@ -15,7 +15,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use crate::method::RunFacts;
-use crate::model::{Scope, Start};
+use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::recipe::{Problem, Recipe, plural};
 
@@ -183,7 +183,11 @@ impl Plan {
         let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch };
-        let notes = recipe.method.resolve(&facts);
+        let mut notes = recipe.method.resolve(&facts);
+        if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
+            let text = "`backbone.resnet.zero_init_residual` has no effect: `init` brings the scales of all norms";
+            notes.push(text.to_owned());
+        }
         let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
             .map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {

@@ -54,7 +54,7 @@ impl Plan {
             ("digest", self.digest[..16].to_owned()),
         ];
         let after = rows.iter().position(|(name, _)| *name == "method").map_or(0, |at| at + 1);
-        rows.splice(after..after, self.notes.iter().map(|note| ("by data size", note.clone())));
+        rows.splice(after..after, self.notes.iter().map(|note| ("note", note.clone())));
         rows
     }
 

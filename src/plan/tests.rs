@@ -240,9 +240,9 @@ fn what_a_recipe_leaves_open_follows_from_the_data_and_is_told() {
     let first = Plan::new(recipe, facts(3000), None, &request(Ranks::Auto)).unwrap();
     let shown = first.to_string();
     for expected in [
-        "by data size   `method.dino.prototypes`: 1024, 65536 as published (3000 images)\n",
-        "by data size   `method.dino.teacher_temperature`: 0.02, from 0.04 to 0.07 as published (3000 images)\n",
-        "by data size   `method.dino.freeze_steps`: 11 of 110 steps (3000 images)\n",
+        "note           `method.dino.prototypes`: 1024, 65536 as published (3000 images)\n",
+        "note           `method.dino.teacher_temperature`: 0.02, from 0.04 to 0.07 as published (3000 images)\n",
+        "note           `method.dino.freeze_steps`: 11 of 110 steps (3000 images)\n",
     ] {
         assert!(shown.contains(expected), "{expected}{shown}");
     }
@@ -251,6 +251,24 @@ fn what_a_recipe_leaves_open_follows_from_the_data_and_is_told() {
     let again = parse(Path::new("plan.toml"), &first.to_toml().unwrap(), &[]).unwrap().recipe;
     let again = Plan::new(again, facts(3000), None, &request(Ranks::Auto)).unwrap();
     assert_eq!((again.digest(), again.notes.len(), first.notes.len()), (first.digest(), 0, 3));
+}
+
+#[test]
+fn settings_without_effect_are_told() {
+    let notes = |text: &str, overrides: &[&str], start: Option<Start>| {
+        let overrides: Vec<String> = overrides.iter().map(|&change| change.to_owned()).collect();
+        let recipe = parse(Path::new("a.toml"), text, &overrides).unwrap().recipe;
+        Plan::new(recipe, facts(3000), start, &request(Ranks::Auto)).unwrap().notes
+    };
+    let swav = RECIPE.replace("simclr", "swav");
+    let unused = notes(&swav, &["method.swav.queue=64", "method.swav.queue_start_epoch=10"], None);
+    let expected = "`method.swav.queue_start_epoch` is 10 and the run has 10 epochs: its queue is never used";
+    assert_eq!(unused, [expected]);
+    assert_eq!(notes(&swav, &["method.swav.queue=64", "method.swav.queue_start_epoch=9"], None), [""; 0]);
+    let zeros = ["backbone.resnet.zero_init_residual=true"];
+    assert_eq!(notes(RECIPE, &zeros, None), [""; 0]);
+    let started = notes(RECIPE, &zeros, Some(Start::new(std::collections::BTreeMap::new())));
+    assert!(started.len() == 1 && started[0].contains("has no effect: `init` brings"), "{started:?}");
 }
 
 #[test]
