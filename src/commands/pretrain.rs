@@ -17,12 +17,21 @@ use crate::error::{Failure, Kind};
 use crate::files::{FileError, write_atomically};
 use crate::model::Start;
 use crate::optim::{Groups, ParameterRule};
+use crate::parallel::Fault;
 use crate::plan::{DataFacts, Plan, Request};
 use crate::recipe::{self, Loaded, Problem, Recipe};
 use crate::report::{Environment, Summary, quoted, read_metrics};
 
 pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
+    let fault = Fault::from_env().map_err(|text| {
+        let text = format!("the environment variable AUTODIDACT_FAULT is \"{text}\", which is no fault");
+        Failure::message(Kind::Usage, text)
+            .hint("it breaks a run on purpose, for tests: unset it, or see src/parallel/fault.rs")
+    })?;
     let processes = Processes::connect(Duration::from_secs(args.timeout))?;
+    if let Some(fault) = fault {
+        processes.say(&format!("note: AUTODIDACT_FAULT breaks this run on purpose: {fault}"));
+    }
     let outcome = train(args, &processes);
     processes.end(outcome)
 }
@@ -39,6 +48,7 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
     let mut plan = plan(args, processes, &loaded, source.as_ref(), description)?;
     let groups = groups(&mut plan, &loaded)?;
     processes.agree_on("plan", plan.digest(), &plan.recipe.to_toml().unwrap_or_default())?;
+    processes.agree("number of rank threads (`--ranks`)", &plan.threads().to_string())?;
     // chosen before training, so that a mistake in `eval.test` is said before hours of work
     let eval_set = (!plan.recipe.eval.skip).then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
     if args.dry_run {
@@ -84,12 +94,14 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
         stop,
     };
     let trained = engine::train(&job)?;
+    let bad = processes.union(bad_images.indices())?;
     if !processes.leads() {
         return Ok(());
     }
 
     let mut summary = describe(&plan, &folder, &trained, resume_command(args));
-    summary.bad_images = bad_images.count() as u64;
+    summary.bad_images = bad.len() as u64;
+    summary.bad_image_lists = processes.count();
     summary.warnings.clone_from(&trained.warnings);
     // written before the evaluation too: what was trained is known, whatever happens to the measuring of it
     summary.write()?;
@@ -208,7 +220,7 @@ fn plan(
         name: name.into_owned(),
         ranks: args.ranks,
         processes: processes.count(),
-        cores: processes.cores(cores()),
+        cores: processes.cores(),
         device,
     };
     let goes_on = args.resume != Resume::Never;
@@ -358,8 +370,8 @@ fn write_description(folder: &Path, loaded: &Loaded, plan: &Plan, started: Syste
     let resolved = plan.to_toml().map_err(|error| Failure::new(Kind::Failure, error))?;
     write_atomically(&folder.join("recipe.toml"), recipe.as_bytes())?;
     write_atomically(&folder.join("plan.toml"), resolved.as_bytes())?;
-    Environment::collect(std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(), started)
-        .write(folder)?;
+    let command = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    Environment::collect(command, started, [plan.processes, plan.ranks]).write(folder)?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The processes of a run, as `pretrain` sees them: usually one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use crate::parallel::{Aborted, Launch, Link, Patience};
 pub(super) struct Processes {
     launch: Launch,
     link: Option<Arc<Link>>,
-    /// Processes that may use the same cores as this one, itself among them.
-    sharing: usize,
+    /// Cores for each process: as many as the one with the fewest has, shared with those that may use the same.
+    cores: usize,
 }
 
 impl Processes {
@@ -21,14 +22,18 @@ impl Processes {
     pub(super) fn connect(deadline: Duration) -> Result<Self, Failure> {
         let launch = Launch::detect().map_err(|error| Failure::new(Kind::Usage, error))?;
         let link = if launch.processes > 1 { Some(Arc::new(connect(&launch, deadline)?)) } else { None };
-        let mut processes = Self { launch, link, sharing: 1 };
+        let visible = super::pretrain::cores();
+        let mut processes = Self { launch, link, cores: visible };
         if let Some(note) = &processes.launch.note {
             processes.say(&format!("note: {note}"));
         }
         if let Some(link) = &processes.link {
             let own = cores_of_this_process();
             let all = link.all_gather_text("cores", &own, Patience::Deadline).map_err(stopped)?;
-            processes.sharing = all.iter().filter(|other| **other == own).count().max(1);
+            let sharing = all.iter().filter(|other| **other == own).count().max(1);
+            let share = (visible / sharing).max(1).to_string();
+            let shares = link.all_gather_text("cores of a process", &share, Patience::Deadline).map_err(stopped)?;
+            processes.cores = shares.iter().filter_map(|share| share.parse().ok()).min().unwrap_or(1);
             processes.agree("program", &digest_of_this_program())?;
             processes.agree("instruction set", crate::ops::instruction_set())?;
         }
@@ -50,9 +55,9 @@ impl Processes {
         self.link.as_ref()
     }
 
-    /// Returns this process's share of the cores that it may use.
-    pub(super) fn cores(&self, visible: usize) -> usize {
-        (visible / self.sharing).max(1)
+    /// Returns how many cores each process may use, the same number on all.
+    pub(super) fn cores(&self) -> usize {
+        self.cores
     }
 
     /// Says a line once.
@@ -85,6 +90,14 @@ impl Processes {
         let hint =
             "start every process with the same program, recipe, overrides and images, on the same type of processor";
         Err(Failure::message(Kind::Usage, text).hint(hint))
+    }
+
+    /// Returns the numbers that any process has.
+    pub(super) fn union(&self, own: BTreeSet<u64>) -> Result<BTreeSet<u64>, Failure> {
+        let Some(link) = &self.link else { return Ok(own) };
+        let text = own.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+        let all = link.all_gather_text("images that cannot be read", &text, Patience::Endless).map_err(stopped)?;
+        Ok(all.iter().flat_map(|text| text.split(' ')).filter_map(|number| number.parse().ok()).collect())
     }
 
     /// Gives every process the path that the first one has.
@@ -131,8 +144,9 @@ fn digest_of_this_program() -> String {
 }
 
 fn stopped(aborted: Aborted) -> Failure {
-    let hint = "the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`";
-    Failure::new(Kind::Failure, aborted).hint(hint)
+    let hint = aborted.hint();
+    let failure = Failure::new(Kind::Failure, aborted);
+    if hint.is_empty() { failure } else { failure.hint(hint) }
 }
 
 #[cfg(feature = "mpi")]

@@ -1,6 +1,6 @@
 //! The register of images that turned out to be unreadable, shared by all loaders of a process.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -69,6 +69,11 @@ impl BadImages {
     /// Returns the number of distinct unreadable images.
     pub fn count(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).seen.len()
+    }
+
+    /// Returns which those are.
+    pub fn indices(&self) -> BTreeSet<u64> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).seen.iter().copied().collect()
     }
 
     /// Notes an unreadable image; the first time it is also appended to the list.

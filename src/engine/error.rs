@@ -37,9 +37,7 @@ pub enum EngineError {
     #[error("the evaluation was stopped")]
     Stopped,
     /// Another rank.
-    #[error(
-        "{0}\nhint: the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`"
-    )]
+    #[error("{}", with_hint(.0))]
     Aborted(#[from] Aborted),
     /// Ranks that must agree do not.
     #[error(
@@ -78,4 +76,11 @@ pub enum EngineError {
         /// What it said.
         text: String,
     },
+}
+
+fn with_hint(aborted: &Aborted) -> String {
+    match aborted.hint() {
+        "" => aborted.to_string(),
+        hint => format!("{aborted}\nhint: {hint}"),
+    }
 }

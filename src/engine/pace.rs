@@ -12,9 +12,8 @@ const TOLERATED: f64 = 1.3;
 pub(super) struct Stragglers {
     /// Micro-batches of each rank.
     shares: Vec<usize>,
-    /// Seconds of work of each rank, added up over the steps of this window.
-    work: Vec<f64>,
-    steps: usize,
+    /// Seconds of work of each rank in the steps of this window.
+    work: Vec<Vec<f64>>,
     /// Ranks that were named.
     named: Vec<usize>,
 }
@@ -22,7 +21,7 @@ pub(super) struct Stragglers {
 impl Stragglers {
     /// Watches ranks with so many micro-batches each.
     pub(super) fn new(shares: Vec<usize>) -> Self {
-        Self { work: vec![0.0; shares.len()], shares, steps: 0, named: Vec::new() }
+        Self { work: vec![Vec::new(); shares.len()], shares, named: Vec::new() }
     }
 
     /// Takes a step's times, two a rank: for its input, and for its forward and backward passes. Names a rank that is slow again and again, once.
@@ -31,19 +30,17 @@ impl Stragglers {
         let (median, slowest) = (middle(&work), slowest(&work));
         let input = times.iter().map(|[input, _]| *input).fold(0.0, f64::max);
         let pace = Pace { input_s: input, median_s: work[median], slowest_s: work[slowest], slowest_rank: slowest };
-        self.work.iter_mut().zip(&work).for_each(|(sum, work)| *sum += work);
-        self.steps += 1;
-        (pace, (self.steps == WINDOW).then(|| self.name()).flatten())
+        self.work.iter_mut().zip(&work).for_each(|(all, work)| all.push(*work));
+        (pace, (self.work[0].len() == WINDOW).then(|| self.name()).flatten())
     }
 
     fn name(&mut self) -> Option<String> {
-        // ranks may have a micro-batch more than others
-        let each = |(work, share): (&f64, &usize)| work / (WINDOW * (*share).max(1)) as f64;
-        let means: Vec<f64> = self.work.iter().zip(&self.shares).map(each).collect();
-        self.work.fill(0.0);
-        self.steps = 0;
-        let (median, slowest) = (middle(&means), slowest(&means));
-        let times = means[slowest] / means[median].max(1e-9);
+        // of the steps the one in the middle; ranks may have a micro-batch more than others
+        let each = |(work, share): (&Vec<f64>, &usize)| work[middle(work)] / (*share).max(1) as f64;
+        let usual: Vec<f64> = self.work.iter().zip(&self.shares).map(each).collect();
+        self.work.iter_mut().for_each(Vec::clear);
+        let (median, slowest) = (middle(&usual), slowest(&usual));
+        let times = usual[slowest] / usual[median].max(1e-9);
         if times <= TOLERATED || self.named.contains(&slowest) {
             return None;
         }
@@ -51,12 +48,12 @@ impl Stragglers {
         Some(format!(
             "note: rank {slowest} needs {:.3} s for a micro-batch, {times:.1} times as long as rank {median} in the middle: all ranks wait for it; look at the load, clock and \
              cores of its node (`pace` in metrics.jsonl has every step)",
-            means[slowest]
+            usual[slowest]
         ))
     }
 }
 
-/// The rank in the middle, the faster of two.
+/// The place of the number in the middle, the smaller of two.
 fn middle(work: &[f64]) -> usize {
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by(|&a, &b| work[a].total_cmp(&work[b]));
@@ -85,6 +82,13 @@ mod tests {
         assert!(notes.len() == 1 && notes[0].starts_with(start), "{notes:?}");
         assert_eq!(noted(&[1; 2], &[0.5, 1.0], 1).len(), 1, "of two ranks, the other is the middle");
         assert_eq!(noted(&[3, 3, 2], &[0.9, 0.9, 0.6], 2), [""; 0], "an uneven share is no fault");
+    }
+
+    #[test]
+    fn a_hiccup_is_no_slow_rank() {
+        let mut stragglers = Stragglers::new(vec![1; 2]);
+        let work = |step: usize| if step % 7 == 3 { 30.0 } else { 0.5 };
+        assert!((0..5 * WINDOW).all(|step| stragglers.observe(&[[0.0, 0.5], [0.0, work(step)]]).1.is_none()));
     }
 
     #[test]

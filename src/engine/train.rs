@@ -19,7 +19,7 @@ use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::Warning;
 use crate::ops;
-use crate::parallel::{Collective, Fault, Link, ProcessRank, Timed, run_ranks};
+use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks};
 use crate::plan::Plan;
 
 /// A run to be trained.
@@ -99,10 +99,16 @@ fn train_among(
             let rank = ProcessRank::new(thread, Arc::clone(link), reduction);
             train_rank(job, &Timed::new(&rank), Some(&log))
         });
-        let sent = link.bytes_sent() >> 20;
+        let beside = if reduction == Reduction::Fast { " beside MPI's all-reduce" } else { "" };
+        let sent = format!("{} MiB sent{beside}", link.bytes_sent() >> 20);
         let ended = match &outcome {
-            Ok(_) => log.line(&format!("done, {sent} MiB sent")),
-            Err(error) => log.line(&format!("failed, {sent} MiB sent: {error}")),
+            Ok(trained) => match trained.iter().flatten().next() {
+                Some(Trained { interrupted: true, state, .. }) => {
+                    log.line(&format!("stopped after step {} as asked, {sent}", state.step))
+                }
+                _ => log.line(&format!("done, {sent}")),
+            },
+            Err(error) => log.line(&format!("failed, {sent}: {error}")),
         };
         // what training came to counts for more than its log
         outcome.and_then(|trained| Ok(ended.map(|()| trained)?))
@@ -124,7 +130,7 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     let first_step = trainer.steps_done();
     let mut loader = Loader::start(loader_plan(job, ranks, first_step..plan.steps, mine.clone()))?;
     // only rank 0 writes shared files; its failures reach the others through the collective
-    let fault = Fault::from_env();
+    let fault = Fault::from_env().unwrap_or_default();
     let mut watch = (ranks.rank() == 0).then(|| Watch::open(job, first_step)).transpose()?;
     let checkpoints = job.folder.join("checkpoints");
     let mut saved = None;

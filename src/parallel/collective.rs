@@ -13,6 +13,21 @@ pub struct Aborted {
     pub reason: String,
 }
 
+impl Aborted {
+    /// Returns what to do, where the rank that failed doesn't say it itself.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        if self.reason.contains("was not heard of")
+            || self.reason.contains("were not heard of")
+            || self.reason.contains("MPI did not finish")
+        {
+            "the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`"
+        } else {
+            ""
+        }
+    }
+}
+
 /// What ranks do together. Every rank calls the same operations in the same order.
 ///
 /// Every operation returns [`Aborted`] once any rank has called [`Collective::abort`]; none waits for a rank that is gone.

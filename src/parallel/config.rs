@@ -16,7 +16,7 @@ pub struct ParallelConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduction {
-    /// That of the binary tree over micro-batches ([`super::TreeSum`]).
+    /// That of the binary tree over micro-batches.
     #[default]
     Canonical,
     /// The transport's own.

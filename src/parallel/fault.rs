@@ -27,10 +27,15 @@ enum Kind {
 }
 
 impl Fault {
-    /// Reads the environment. What cannot be read is no fault.
-    #[must_use]
-    pub fn from_env() -> Option<Self> {
-        Self::read(&std::env::var("AUTODIDACT_FAULT").ok()?)
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// With the value of the variable, if that is no fault.
+    pub fn from_env() -> Result<Option<Self>, String> {
+        match std::env::var("AUTODIDACT_FAULT") {
+            Ok(text) => Self::read(&text).map(Some).ok_or(text),
+            Err(_) => Ok(None),
+        }
     }
 
     fn read(text: &str) -> Option<Self> {
@@ -77,6 +82,13 @@ impl Fault {
     }
 }
 
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = format!("{:?}", self.kind).to_lowercase();
+        write!(f, "{kind}@{}:{}", self.whose, self.number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +101,7 @@ mod tests {
         assert!(nan.spoils(2, 3) && !nan.spoils(2, 4) && !nan.strike(2, 3));
         let slow = Fault::read("slow@1:250").unwrap();
         assert_eq!([0, 1].map(|rank| slow.delay(rank).as_millis()), [0, 250]);
+        assert_eq!(slow.to_string(), "slow@1:250");
         for text in ["", "kill", "kill@1", "kill@x:1", "burn@1:2"] {
             assert_eq!(Fault::read(text), None);
         }

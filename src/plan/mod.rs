@@ -17,6 +17,7 @@ use burn::tensor::Device;
 use crate::method::RunFacts;
 use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
+use crate::parallel::Reduction;
 use crate::recipe::{Problem, Recipe, plural};
 
 /// A recipe, resolved for a data set and a machine.
@@ -188,6 +189,14 @@ impl Plan {
             let text = "`backbone.resnet.zero_init_residual` has no effect: `init` brings the scales of all norms";
             notes.push(text.to_owned());
         }
+        if recipe.parallel.reduction == Reduction::Fast {
+            notes.push(match processes {
+                1 => "`parallel.reduction` is \"fast\", which has no effect in one process".to_owned(),
+                _ => format!(
+                    "`parallel.reduction` is \"fast\": the result depends on the number of processes, now {processes}"
+                ),
+            });
+        }
         let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
             .map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut plan = Self {
@@ -302,7 +311,10 @@ fn ranks_problem(count: usize, processes: usize, global: usize, micro: usize) ->
         .map_or(String::new(), |size| format!("; {count} would work with `batch.micro={size}`, which is another run"));
     Some(
         Problem::argument(
-            if processes > 1 { format!("{processes} processes") } else { format!("--ranks {count}") },
+            match processes {
+                1 => format!("--ranks {count}"),
+                _ => format!("{processes} processes of {} rank threads", count / processes),
+            },
             format!("a step has {micro_batches} micro-batches of {micro} images to share, fewer than {count} ranks"),
         )
         .hint(format!("any number from 1 to {micro_batches} gives the same result{other}")),

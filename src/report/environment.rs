@@ -20,7 +20,7 @@ const LIBRARIES: [(&str, &str); 7] = [
 ];
 
 /// Environment variables that change how a run computes.
-const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "RAYON_NUM_THREADS"];
+const VARIABLES: [&str; 3] = ["AUTODIDACT_FAULT", "CUDA_VISIBLE_DEVICES", "RAYON_NUM_THREADS"];
 
 /// What a process was and where it ran. Names neither host nor user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,13 +50,19 @@ pub struct Environment {
     pub instruction_set: String,
     /// Cores that the process may use.
     pub cores: usize,
+    /// Processes of the run.
+    #[serde(default)]
+    pub processes: usize,
+    /// Rank threads of all of them.
+    #[serde(default)]
+    pub ranks: usize,
     /// Variables that are set and change how a run computes.
     pub variables: BTreeMap<String, String>,
 }
 
 impl Environment {
     /// Looks at the process and the machine.
-    pub fn collect(command: Vec<String>, started: SystemTime) -> Self {
+    pub fn collect(command: Vec<String>, started: SystemTime, [processes, ranks]: [usize; 2]) -> Self {
         let variable = |name: &&str| Some(((*name).to_owned(), std::env::var(name).ok()?));
         Self {
             started: utc(started),
@@ -71,6 +77,8 @@ impl Environment {
             cpu_features: cpu_features().into_iter().map(str::to_owned).collect(),
             instruction_set: crate::ops::instruction_set().to_owned(),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            processes,
+            ranks,
             variables: VARIABLES.iter().filter_map(variable).collect(),
         }
     }
@@ -150,7 +158,7 @@ mod tests {
     #[test]
     fn every_start_of_a_run_is_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let start = Environment::collect(vec!["autodidact".to_owned()], SystemTime::now());
+        let start = Environment::collect(vec!["autodidact".to_owned()], SystemTime::now(), [2, 4]);
         assert!(start.cores > 0);
         std::fs::write(folder.path().join("environment.json"), "torn").unwrap();
         start.write(folder.path()).unwrap();

@@ -40,6 +40,9 @@ pub struct Summary {
     pub dim: usize,
     /// Images that could not be read and were substituted.
     pub bad_images: u64,
+    /// Processes of the run, each of which lists those that it met.
+    #[serde(skip)]
+    pub bad_image_lists: usize,
     /// What a user should look at.
     pub warnings: Vec<Warning>,
     /// Command that goes on with an unfinished run.
@@ -154,7 +157,8 @@ impl Summary {
         }
         lines.extend(self.measured());
         if self.bad_images > 0 {
-            lines.push(("bad images", format!("{} replaced, see bad-images.jsonl", self.bad_images)));
+            let lists = if self.bad_image_lists > 1 { "bad-images*.jsonl" } else { "bad-images.jsonl" };
+            lines.push(("bad images", format!("{} replaced, see {lists}", self.bad_images)));
         }
         lines.push(("files", "metrics.jsonl, summary.json, plan.toml, checkpoints/latest".to_owned()));
         let evaluate = format!("autodidact eval knn {}", quoted(&self.run));
@@ -256,6 +260,7 @@ next           autodidact eval knn runs/simclr
             steps: 500,
             knn: None,
             bad_images: 3,
+            bad_image_lists: 1,
             embedding_std: Some(0.0001),
             rankme: Some(1.0),
             warnings: health(0.0001, 1.0, 512),

@@ -35,7 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "problem",
         ],
     ),
-    ("plan", &["data", "method", "model", "optim", "recipe"]),
+    ("plan", &["data", "method", "model", "optim", "parallel::Reduction", "recipe"]),
     ("report", &["eval", "files", "ops", "plan"]),
     (
         "engine",

@@ -43,18 +43,25 @@ fn bitwise_any_processes_and_threads_and_resumed_across_them() {
     for (name, recipe) in [("simclr", SIMCLR), ("mae", MAE)] {
         let place = Place::new(recipe);
         let whole = place.run("whole", &["--ranks", "1"]);
-        for (run, processes, threads) in [("2", 2, "1"), ("4", 4, "1"), ("2x2", 2, "2"), ("3", 3, "1")] {
+        for (run, processes, threads) in [("1", 1, "1"), ("2", 2, "1"), ("4", 4, "1"), ("2x2", 2, "2"), ("3", 3, "1")] {
             bits(&place, run, processes, &["--ranks", threads])
                 .assert_same(&whole, &format!("{name}, {run} processes"));
         }
-        // from 2 x 2 to 3 processes to 1
-        let forget = |step: &str| fs::remove_dir_all(place.path("2x2/checkpoints").join(step)).unwrap();
-        forget("step-00000004");
-        forget("step-00000006");
-        let stopped = bits(&place, "2x2", 3, &["--ranks", "1"]);
-        stopped.assert_same(&whole, &format!("{name}, resumed by 3 processes"));
-        forget("step-00000006");
+        let forget = |run: &str, steps: &[u64]| {
+            let folder = place.path(run).join("checkpoints");
+            steps.iter().for_each(|step| fs::remove_dir_all(folder.join(format!("step-{step:08}"))).unwrap());
+        };
+        // from 2 x 2 to 3 processes to 1, and from 1 to 4 to 2
+        forget("2x2", &[4, 6]);
+        let again = bits(&place, "2x2", 3, &["--ranks", "1"]);
+        again.assert_same(&whole, &format!("{name}, resumed by 3 processes"));
+        forget("2x2", &[6]);
         place.run("2x2", &["--ranks", "2"]).assert_same(&whole, &format!("{name}, resumed by one process"));
+        for (processes, lost) in [(4, &[4, 6][..]), (2, &[6][..])] {
+            forget("whole", lost);
+            let again = bits(&place, "whole", processes, &["--ranks", "1"]);
+            again.assert_same(&whole, &format!("{name}, resumed by {processes} processes"));
+        }
     }
 }
 
@@ -187,6 +194,11 @@ fn processes_of_different_runs_are_told_apart() {
     for (first, second, words) in [
         (&["schedule.lr=0.1"][..], &["schedule.lr=0.2"][..], "processes differ: the plan of process 0 has"),
         (&[][..], &["data.limit=64"][..], "processes differ: the plan of process 0 has"),
+        (
+            &["--ranks", "1"][..],
+            &["--ranks", "2"][..],
+            "processes differ: the number of rank threads (`--ranks`) of process 0 has `1`, of process 1 `2`",
+        ),
         // one of them has an error of its own, and the other ends with it
         (&[][..], &["schedule.lr=-1"][..], "`schedule.lr` is -1"),
     ] {
@@ -288,7 +300,7 @@ fn a_process_that_stops_answering_or_does_too_much_is_named_with_the_operation()
     Command::new("pkill").args(["-KILL", "-f", &place.path("stop").display().to_string()]).status().unwrap();
     let (said, after, success) = with_fault("extra@1:30", &place, "extra", &[]);
     assert!(!success && said.contains("processes do different things: process"), "{said}");
-    assert!(said.contains("is at operation 30, ") && said.contains("at operation 31, an extra gather of u8"), "{said}");
+    assert!(said.contains("at operation 30, ") && said.contains("at operation 31, an extra gather of u8"), "{said}");
     assert!(after < Duration::from_secs(20), "{after:?}");
 }
 
@@ -367,4 +379,49 @@ fn a_fast_reduction_trains_the_same_network_to_a_few_digits() {
         // its own promise: the same number of processes gives the same bits
         bits(&place, "again", 3, &["--ranks", "1", "parallel.reduction=\"fast\""]).assert_same(&fast, "again");
     }
+}
+
+#[test]
+fn processes_with_other_numbers_of_cores_take_as_many_as_the_poorest_has() {
+    let _alone = alone();
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        eprintln!("skipped: one core only");
+        return;
+    }
+    let place = Place::new(SIMCLR);
+    let whole = place.run("whole", &["--ranks", "1"]);
+    let mut command = mpirun();
+    command.args(["-n", "1", "taskset", "-c", "0", PROGRAM, "pretrain"]).arg(place.path("recipe.toml"));
+    command.arg("--run-dir").arg(place.path("run")).arg(":");
+    add(&mut command, &place, "run", 1, &[]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Result::of(&place.path("run")).assert_same(&whole, "one core and more");
+    let log = fs::read_to_string(place.path("run/logs/process-1.log")).unwrap();
+    assert!(log.contains("ranks 1 to 1 of 2"), "{log}");
+}
+
+#[test]
+fn images_that_any_process_could_not_read_are_counted_once() {
+    let _alone = alone();
+    let place = Place::new(&SIMCLR.replace("source = \"sample\"", "source = \"folder\"\nmax_bad = 0.5"));
+    fs::create_dir(place.path("images")).unwrap();
+    for index in 0..40u8 {
+        let path = place.path("images").join(format!("{index}.bmp"));
+        image::RgbImage::from_pixel(16, 16, image::Rgb([index, 5, 7])).save(&path).unwrap();
+        if index % 10 == 0 {
+            fs::write(&path, "BM, and nothing else").unwrap();
+        }
+    }
+    let data = format!("data.path={}", place.path("images").display());
+    let output = launch(&place, "run", 3, &["--ranks", "1", "schedule.steps=4", &data]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("4 replaced, see bad-images*.jsonl"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_fault_that_is_none_is_refused() {
+    let _alone = alone();
+    let (said, _, success) = with_fault("boom@1", &Place::new(SIMCLR), "run", &[]);
+    assert!(!success && said.contains("AUTODIDACT_FAULT is \"boom@1\", which is no fault"), "{said}");
 }
