@@ -269,7 +269,7 @@ pub fn write<M: Module>(module: M, layout: &Layout, flat: &Flat, device: &Device
     module.map(&mut Writer { at: Cursor::new(layout), flat, device })
 }
 
-/// Lets go of the trained values of a module, which has empty tensors in their place until [`write`] gives it new ones.
+/// Lets go of the trained values of a module, which has empty tensors in their place until [`write()`] gives it new ones.
 #[must_use]
 pub fn release<M: Module>(module: M, layout: &Layout, device: &Device) -> M {
     module.map(&mut Releaser { at: Cursor::new(layout), device: &device.clone().inner() })

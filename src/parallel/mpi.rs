@@ -172,7 +172,7 @@ fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Durati
     false
 }
 
-/// Returns what every process sent. When that fails it answers itself and never returns: what was sent may not arrive, and MPI keeps its buffers until then.
+/// Returns what every process sent. When that fails it answers itself and never returns ([`fail`]).
 fn exchange(
     world: &SimpleCommunicator,
     inbox: &Receiver<Command>,
@@ -223,15 +223,12 @@ fn exchange(
             }
             pause(started.elapsed());
         };
-        let _ = reply.send(Err(Aborted { reason }));
-        loop {
-            thread::park();
-        }
+        fail(reply, reason)
     });
     bodies
 }
 
-/// Returns the sum over all processes, by MPI's all-reduce. When that fails it answers itself and never returns, as [`exchange`].
+/// Returns the sum over all processes, by MPI's all-reduce. When that fails it answers itself and never returns ([`fail`]).
 fn sum(
     world: &SimpleCommunicator,
     inbox: &Receiver<Command>,
@@ -262,12 +259,17 @@ fn sum(
             }
             pause(started.elapsed());
         };
-        let _ = reply.send(Err(Aborted { reason }));
-        loop {
-            thread::park();
-        }
+        fail(reply, reason)
     });
     total
+}
+
+/// Answers that an operation failed, and ends here: what was sent may not arrive, and MPI keeps its buffers until then.
+fn fail<T>(reply: &Reply<T>, reason: String) -> ! {
+    let _ = reply.send(Err(Aborted { reason }));
+    loop {
+        thread::park();
+    }
 }
 
 /// Why to stop, where another process or this one has said so.

@@ -49,7 +49,9 @@ fn bitwise_any_processes_and_threads_and_resumed_across_them() {
         }
         let forget = |run: &str, steps: &[u64]| {
             let folder = place.path(run).join("checkpoints");
-            steps.iter().for_each(|step| fs::remove_dir_all(folder.join(format!("step-{step:08}"))).unwrap());
+            for step in steps {
+                fs::remove_dir_all(folder.join(format!("step-{step:08}"))).unwrap();
+            }
         };
         // from 2 x 2 to 3 processes to 1, and from 1 to 4 to 2
         forget("2x2", &[4, 6]);
