@@ -34,6 +34,7 @@ mod layer_norm;
 mod linear;
 mod memory;
 mod mlp;
+mod panel;
 mod pool;
 mod rebuild;
 pub(crate) mod simd;

@@ -25,12 +25,12 @@
 use std::ops::Range;
 
 use super::conv2d::Geometry;
-use super::gemm::{Matrix, matmul};
 use super::memory::{WorkArea, buffer, work_area};
+use super::panel::{self, Size, multiply};
 use super::simd::{Lanes, vectorized, zero};
 
 /// Tiles per block (at least one line of tiles): what is transformed, multiplied and transformed back while in the cache.
-const BLOCK: usize = 128;
+const BLOCK: usize = 64;
 /// Output pixels per tile and direction, input pixels, and products per tile.
 const OUT: usize = 4;
 const IN: usize = 6;
@@ -153,11 +153,6 @@ impl Tiles {
         Self { height: g.height, width: g.width, channels, down, across }
     }
 
-    /// Values between two planes for so many lines of tiles.
-    fn plane(&self, lines: usize) -> usize {
-        lines * self.across * self.channels + GAP
-    }
-
     /// Where pixel `(y, x)` of an image starts.
     fn pixel(&self, image: usize, y: usize, x: usize) -> usize {
         ((image * self.height + y) * self.width + x) * self.channels
@@ -170,13 +165,42 @@ impl Tiles {
         let start = (first + before).saturating_sub(margin);
         (start, before..len.min((size + margin).saturating_sub(first)).max(before))
     }
+}
 
-    /// Lists image, tile row, tile column and offset in a plane of the tiles of some lines.
-    fn list(self, lines: Range<usize>) -> impl Iterator<Item = (usize, usize, usize, usize)> {
-        let tiles = lines.flat_map(move |line| (0..self.across).map(move |column| (line, column)));
-        tiles
-            .enumerate()
-            .map(move |(tile, (line, column))| (line / self.down, line % self.down, column, tile * self.channels))
+/// The 36 planes of a block of tiles, `[tile, channel]` each, in panels of up to 64 channels: `[panel][plane][tile][channel of the panel]`.
+#[derive(Clone, Copy)]
+struct Panels {
+    channels: usize,
+    tiles: usize,
+}
+
+impl Panels {
+    fn work_area(self) -> WorkArea {
+        work_area(self.channels.div_ceil(panel::WIDTH) * self.size())
+    }
+
+    /// Values between two panels.
+    fn size(self) -> usize {
+        PLANES * (panel::WIDTH * self.tiles + GAP)
+    }
+
+    /// Channels of the panel that starts with a channel.
+    fn width(self, first: usize) -> usize {
+        panel::WIDTH.min(self.channels - first)
+    }
+
+    /// Where a channel of a tile is in the first plane, and how far it is to the next plane.
+    #[inline(always)]
+    fn place(self, tile: usize, channel: usize) -> (usize, usize) {
+        let within = channel % panel::WIDTH;
+        let width = self.width(channel - within);
+        (channel / panel::WIDTH * self.size() + tile * width + within, width * self.tiles + GAP)
+    }
+
+    /// A plane of the panel that starts with a channel.
+    fn plane(self, first: usize, q: usize) -> Range<usize> {
+        let (start, step) = self.place(0, first);
+        start + q * step..start + q * step + self.width(first) * self.tiles
     }
 }
 
@@ -193,124 +217,207 @@ fn store<T: Lanes>(value: T, to: &mut [f32], at: usize) {
     value.store(&mut to[at..]);
 }
 
+/// Values that are read by columns: the pixels of a tile, zero outside the image, or what lies in 36 planes.
+struct Window<'a, const N: usize> {
+    values: &'a [f32],
+    /// Where the first row and column are; wraps around where that is before the slice.
+    start: usize,
+    row_step: usize,
+    column_step: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl<const N: usize> Window<'_, N> {
+    /// Reads a column.
+    #[inline(always)]
+    fn column<T: Lanes>(&self, zero: T, s: usize) -> [T; N] {
+        let mut column = [zero; N];
+        if self.columns.contains(&s) {
+            let mut at = self.start.wrapping_add(s * self.column_step);
+            for r in 0..N {
+                if self.rows.contains(&r) {
+                    column[r] = load(zero, self.values, at);
+                }
+                at = at.wrapping_add(self.row_step);
+            }
+        }
+        column
+    }
+}
+
+/// Where a tile's pixels are: those of its `N` by `N` that lie within the image.
+#[derive(Clone, Debug)]
+struct Covered<const N: usize> {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    /// The first of them in the image's tensor.
+    start: usize,
+    row_step: usize,
+    column_step: usize,
+}
+
+impl<const N: usize> Covered<N> {
+    /// Those of a tile that starts `margin` before its outputs.
+    #[inline(always)]
+    fn new(t: Tiles, image: usize, row: usize, column: usize, margin: usize) -> Self {
+        let (y, rows) = Tiles::clip(row * OUT, margin, N, t.height);
+        let (x, columns) = Tiles::clip(column * OUT, margin, N, t.width);
+        Self { rows, columns, start: t.pixel(image, y, x), row_step: t.width * t.channels, column_step: t.channels }
+    }
+
+    #[inline(always)]
+    fn is_all(&self) -> bool {
+        self.rows.len() == N && self.columns.len() == N
+    }
+
+    #[inline(always)]
+    fn window<'a>(&self, values: &'a [f32], channel: usize) -> Window<'a, N> {
+        let Self { row_step, column_step, .. } = *self;
+        let before = self.rows.start * row_step + self.columns.start * column_step;
+        let start = (self.start + channel).wrapping_sub(before);
+        Window { values, start, row_step, column_step, rows: self.rows.clone(), columns: self.columns.clone() }
+    }
+}
+
 /// `x -> V = B^T d B`
 #[inline(always)]
-fn transform_input<T: Lanes>(zero: T, x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
-    for (image, row, column, at) in t.list(lines) {
-        let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
-        let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
-        for channel in (0..t.channels).step_by(T::WIDTH) {
-            let mut half = [[zero; IN]; IN]; // [column][row frequency]
-            for s in columns.clone() {
-                let mut from = t.pixel(image, y0, x0 + s - columns.start) + channel;
-                let mut d = [zero; IN];
-                for r in rows.clone() {
-                    d[r] = load(zero, x, from);
-                    from += t.width * t.channels;
+fn transform_input<T: Lanes>(zero: T, x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], planes: Panels) {
+    let mut tile = 0;
+    for line in lines {
+        for column in 0..t.across {
+            let covered = Covered::<IN>::new(t, line / t.down, line % t.down, column, 1);
+            for channel in (0..t.channels).step_by(T::WIDTH) {
+                let d = covered.window(x, channel);
+                let mut half = [[zero; IN]; IN]; // [column][row frequency]
+                for s in 0..IN {
+                    half[s] = input(d.column(zero, s));
                 }
-                half[s] = input(d);
-            }
-            let mut to = at + channel;
-            for r in 0..IN {
-                for value in input([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]) {
-                    store(value, v, to);
-                    to += plane;
+                let (mut to, plane) = planes.place(tile, channel);
+                for r in 0..IN {
+                    let values = input([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+                    for s in 0..IN {
+                        store(values[s], v, to);
+                        to += plane;
+                    }
                 }
             }
+            tile += 1;
         }
     }
 }
 
-/// `dV -> dx += B dV B^T`; clears an image when it comes to its first line.
+/// `dV -> dx += B dV B^T`. A tile shares its first `IN - OUT` rows and columns with the tiles above and left, which came before; the pixels
+/// that it is the first to reach are written, not added to.
 #[inline(always)]
-fn transform_input_back<T: Lanes>(zero: T, v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
-    for (image, row, column, at) in t.list(lines) {
-        if row == 0 && column == 0 {
-            dx[t.pixel(image, 0, 0)..t.pixel(image + 1, 0, 0)].fill(0.0);
-        }
-        let (y0, rows) = Tiles::clip(row * OUT, 1, IN, t.height);
-        let (x0, columns) = Tiles::clip(column * OUT, 1, IN, t.width);
-        for channel in (0..t.channels).step_by(T::WIDTH) {
-            let mut half = columns_of(zero, v, plane, at + channel); // [column frequency][row]
-            for column in &mut half {
-                *column = input_transposed(*column);
-            }
-            for r in rows.clone() {
-                let d = input_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
-                let mut to = t.pixel(image, y0 + r - rows.start, x0) + channel;
-                for s in columns.clone() {
-                    store(load(zero, dx, to).add(d[s]), dx, to);
-                    to += t.channels;
+fn transform_input_back<T: Lanes>(zero: T, v: &[f32], planes: Panels, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
+    let mut tile = 0;
+    for line in lines {
+        let row = line % t.down;
+        for column in 0..t.across {
+            let covered = Covered::<IN>::new(t, line / t.down, row, column, 1);
+            let Covered { rows, columns, .. } = covered.clone();
+            let reached = if column == 0 { columns.start } else { (IN - OUT).min(columns.end) };
+            for channel in (0..t.channels).step_by(T::WIDTH) {
+                let (from, plane) = planes.place(tile, channel);
+                let values = frequencies(v, from, plane);
+                let mut half = [[zero; IN]; IN]; // [column frequency][row]
+                for s in 0..IN {
+                    half[s] = input_transposed(values.column(zero, s));
+                }
+                let mut d = [[zero; IN]; IN]; // [row][column]
+                for r in 0..IN {
+                    d[r] = input_transposed([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+                }
+                let mut line = covered.start + channel;
+                for r in rows.clone() {
+                    let reached = if row > 0 && r < IN - OUT { columns.end } else { reached };
+                    let mut to = line;
+                    for s in columns.start..reached {
+                        store(load(zero, dx, to).add(d[r][s]), dx, to);
+                        to += covered.column_step;
+                    }
+                    for s in reached..columns.end {
+                        store(d[r][s], dx, to);
+                        to += covered.column_step;
+                    }
+                    line += covered.row_step;
                 }
             }
+            tile += 1;
         }
     }
 }
 
 /// `M -> y = A^T M A`
 #[inline(always)]
-fn transform_output<T: Lanes>(zero: T, m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
-    for (image, row, column, at) in t.list(lines) {
-        let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
-        let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
-        for channel in (0..t.channels).step_by(T::WIDTH) {
-            let tile = columns_of(zero, m, plane, at + channel);
-            let mut half = [[zero; OUT]; IN]; // [column frequency][row]
-            for s in 0..IN {
-                half[s] = output(tile[s]);
-            }
-            for r in rows.clone() {
-                let d = output([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
-                let mut to = t.pixel(image, y0 + r, x0) + channel;
-                for s in columns.clone() {
-                    store(d[s], y, to);
-                    to += t.channels;
+fn transform_output<T: Lanes>(zero: T, m: &[f32], planes: Panels, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
+    let mut tile = 0;
+    for line in lines {
+        for column in 0..t.across {
+            let covered = Covered::<OUT>::new(t, line / t.down, line % t.down, column, 0);
+            for channel in (0..t.channels).step_by(T::WIDTH) {
+                let (from, plane) = planes.place(tile, channel);
+                let values = frequencies(m, from, plane);
+                let mut half = [[zero; OUT]; IN]; // [column frequency][row]
+                for s in 0..IN {
+                    half[s] = output(values.column(zero, s));
+                }
+                let mut d = [[zero; OUT]; OUT]; // [row][column]
+                for r in 0..OUT {
+                    d[r] = output([half[0][r], half[1][r], half[2][r], half[3][r], half[4][r], half[5][r]]);
+                }
+                let at = covered.start + channel;
+                if covered.is_all() {
+                    for r in 0..OUT {
+                        for s in 0..OUT {
+                            store(d[r][s], y, at + r * covered.row_step + s * covered.column_step);
+                        }
+                    }
+                } else {
+                    for r in covered.rows.clone() {
+                        for s in covered.columns.clone() {
+                            store(d[r][s], y, at + r * covered.row_step + s * covered.column_step);
+                        }
+                    }
                 }
             }
+            tile += 1;
         }
     }
 }
 
 /// `dy -> dM = A dy A^T`
 #[inline(always)]
-fn transform_output_back<T: Lanes>(zero: T, dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
-    for (image, row, column, at) in t.list(lines) {
-        let (y0, rows) = Tiles::clip(row * OUT, 0, OUT, t.height);
-        let (x0, columns) = Tiles::clip(column * OUT, 0, OUT, t.width);
-        for channel in (0..t.channels).step_by(T::WIDTH) {
-            let mut half = [[zero; IN]; OUT]; // [column][row frequency]
-            for s in columns.clone() {
-                let mut from = t.pixel(image, y0, x0 + s) + channel;
-                let mut d = [zero; OUT];
-                for r in rows.clone() {
-                    d[r] = load(zero, dy, from);
-                    from += t.width * t.channels;
+fn transform_output_back<T: Lanes>(zero: T, dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], planes: Panels) {
+    let mut tile = 0;
+    for line in lines {
+        for column in 0..t.across {
+            let covered = Covered::<OUT>::new(t, line / t.down, line % t.down, column, 0);
+            for channel in (0..t.channels).step_by(T::WIDTH) {
+                let d = covered.window(dy, channel);
+                let mut half = [[zero; IN]; OUT]; // [column][row frequency]
+                for s in 0..OUT {
+                    half[s] = output_transposed(d.column(zero, s));
                 }
-                half[s] = output_transposed(d);
-            }
-            let mut to = at + channel;
-            for r in 0..IN {
-                for value in output_transposed([half[0][r], half[1][r], half[2][r], half[3][r]]) {
-                    store(value, m, to);
-                    to += plane;
+                let (mut to, plane) = planes.place(tile, channel);
+                for r in 0..IN {
+                    let values = output_transposed([half[0][r], half[1][r], half[2][r], half[3][r]]);
+                    for s in 0..IN {
+                        store(values[s], m, to);
+                        to += plane;
+                    }
                 }
             }
+            tile += 1;
         }
     }
 }
 
-/// Reads the 36 values of a tile. `[column][row]`
+/// The 36 values of a tile, or of a pair of channels, from their planes; columns and rows are frequencies.
 #[inline(always)]
-fn columns_of<T: Lanes>(zero: T, planes: &[f32], plane: usize, at: usize) -> [[T; IN]; IN] {
-    let mut columns = [[zero; IN]; IN];
-    for (s, column) in columns.iter_mut().enumerate() {
-        let mut from = at + s * plane;
-        for value in column {
-            *value = load(zero, planes, from);
-            from += IN * plane;
-        }
-    }
-    columns
+fn frequencies(values: &[f32], start: usize, plane: usize) -> Window<'_, IN> {
+    Window { values, start, row_step: IN * plane, column_step: plane, rows: 0..IN, columns: 0..IN }
 }
 
 /// A rectangle of the filters, of its own size or of all filters.
@@ -384,10 +491,10 @@ fn transform_filter_back<T: Lanes>(
     let Piece { outs, channels } = piece;
     for row in 0..outs.len() {
         for lane in (0..channels.len()).step_by(T::WIDTH) {
-            let tile = columns_of(zero, u, plane, row * channels.len() + lane);
+            let values = frequencies(u, row * channels.len() + lane, plane);
             let mut half = [[zero; 3]; IN];
             for s in 0..IN {
-                half[s] = filter_transposed(tile[s]);
+                half[s] = filter_transposed(values.column(zero, s));
             }
             let mut taps = [[0.0f32; 16]; 9];
             for r in 0..3 {
@@ -424,17 +531,17 @@ macro_rules! with_lanes {
 }
 
 vectorized! {
-    fn input_to_v(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], plane: usize) {
-        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input(x, t, lines, v, plane));
+    fn input_to_v(x: &[f32], t: Tiles, lines: Range<usize>, v: &mut [f32], planes: Panels) {
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input(x, t, lines, v, planes));
     }
-    fn dv_to_input(v: &[f32], plane: usize, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
-        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input_back(v, plane, t, lines, dx));
+    fn dv_to_input(v: &[f32], planes: Panels, t: Tiles, lines: Range<usize>, dx: &mut [f32]) {
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_input_back(v, planes, t, lines, dx));
     }
-    fn m_to_output(m: &[f32], plane: usize, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
-        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output(m, plane, t, lines, y));
+    fn m_to_output(m: &[f32], planes: Panels, t: Tiles, lines: Range<usize>, y: &mut [f32]) {
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output(m, planes, t, lines, y));
     }
-    fn output_to_dm(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], plane: usize) {
-        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output_back(dy, t, lines, m, plane));
+    fn output_to_dm(dy: &[f32], t: Tiles, lines: Range<usize>, m: &mut [f32], planes: Panels) {
+        with_lanes!(FMA, WIDE && t.channels.is_multiple_of(16), transform_output_back(dy, t, lines, m, planes));
     }
     fn filter_to_u(w: &[f32], channels: usize, piece: &Piece, turned: bool, u: &mut [f32], plane: usize) {
         let lanes = if turned { piece.outs.len() } else { piece.channels.len() };
@@ -446,43 +553,66 @@ vectorized! {
     }
 }
 
-/// How filters are transformed.
+/// The transformed filters, in pieces of up to 64 by 64: `[outputs' piece][channels' piece][plane][row][column]`.
 ///
-/// In general all at once, ahead of the blocks of tiles. Where there is one block only, each transformed filter is used once, and many of them
-/// (512 channels on 4x4 pixels: 37 MiB) would go to memory and come back: those are transformed in pieces that stay in the cache until
-/// their products are done. Measured: half the time forward, three quarters backward. Forward, where the planes are turned, pieces
-/// pay for fewer filters too.
+/// In general all are transformed at once, ahead of the blocks of tiles. Where there is one block only, each transformed filter is used once, and many of them
+/// (512 channels on 4x4 pixels: 37 MiB) would go to memory and come back: those are transformed piece by piece, and stay in the cache until
+/// their products are done. Measured: half the time forward, three quarters backward.
 struct Filters {
+    /// Those of the same outputs one after the other.
     pieces: Vec<Piece>,
-    by_piece: bool,
-    plane: usize,
+    piece_by_piece: bool,
 }
 
 impl Filters {
-    /// The inner length of a product's piece and its width.
-    const INNER: usize = 128;
-    const WIDTH: usize = 64;
     /// Transformed filters that are too many for the cache.
-    const MANY: usize = 4 << 20;
+    const MANY: usize = 1 << 20;
+    /// Values between two pieces.
+    const SIZE: usize = PLANES * (panel::WIDTH * panel::WIDTH + GAP);
 
-    /// Pieces of `outs` by `channels`, those of the same `outs` one after the other.
-    fn new(g: &Geometry, by_piece: bool, outs: usize, channels: usize) -> Self {
-        let (outs, channels) = if by_piece { (outs, channels) } else { (g.out_channels, g.channels) };
-        let step = |start: usize, step: usize, end: usize| start..(start + step).min(end);
-        let pieces: Vec<Piece> = (0..g.out_channels)
-            .step_by(outs)
-            .flat_map(|out| (0..g.channels).step_by(channels).map(move |channel| (out, channel)))
-            .map(|(out, channel)| Piece {
-                outs: step(out, outs, g.out_channels),
-                channels: step(channel, channels, g.channels),
-            })
-            .collect();
-        let plane = pieces.first().map_or(0, Piece::len) + GAP;
-        Self { pieces, by_piece, plane }
+    fn new(g: &Geometry, one_block: bool) -> Self {
+        let ranges = |end: usize| (0..end).step_by(panel::WIDTH).map(move |at| at..(at + panel::WIDTH).min(end));
+        let pieces = ranges(g.out_channels)
+            .flat_map(|outs| ranges(g.channels).map(move |channels| Piece { outs: outs.clone(), channels }));
+        let many = PLANES * g.out_channels * g.channels > Self::MANY;
+        Self { pieces: pieces.collect(), piece_by_piece: one_block && many }
     }
 
     fn work_area(&self) -> WorkArea {
-        work_area(PLANES * self.plane)
+        work_area(Self::SIZE * if self.piece_by_piece { 1 } else { self.pieces.len() })
+    }
+
+    /// Where a piece starts.
+    fn start(&self, piece: usize) -> usize {
+        if self.piece_by_piece { 0 } else { piece * Self::SIZE }
+    }
+
+    /// A plane of a piece.
+    fn plane(&self, piece: usize, q: usize) -> Range<usize> {
+        let len = self.pieces[piece].len();
+        let start = self.start(piece) + q * (len + GAP);
+        start..start + len
+    }
+
+    /// Transforms a piece.
+    fn transform(&self, piece: usize, w: &[f32], channels: usize, turned: bool, u: &mut [f32]) {
+        let plane = self.pieces[piece].len() + GAP;
+        filter_to_u(w, channels, &self.pieces[piece], turned, &mut u[self.start(piece)..], plane);
+    }
+
+    /// Transforms all pieces, unless they are transformed one by one.
+    fn transform_ahead(&self, w: &[f32], channels: usize, turned: bool, u: &mut [f32]) {
+        if !self.piece_by_piece {
+            for piece in 0..self.pieces.len() {
+                self.transform(piece, w, channels, turned, u);
+            }
+        }
+    }
+
+    /// Transforms a piece's gradient back.
+    fn transform_back(&self, piece: usize, du: &[f32], channels: usize, dw: &mut [f32]) {
+        let plane = self.pieces[piece].len() + GAP;
+        du_to_filter(&du[self.start(piece)..], plane, channels, &self.pieces[piece], dw);
     }
 }
 
@@ -497,29 +627,26 @@ fn blocks(g: &Geometry, tiles: &Tiles) -> (usize, impl Iterator<Item = Range<usi
 pub(super) fn forward(x: &[f32], weight: &[f32], g: &Geometry) -> Vec<f32> {
     let (tiles_in, tiles_out) = (Tiles::new(g, g.channels), Tiles::new(g, g.out_channels));
     let (step, blocks) = blocks(g, &tiles_in);
-    let (plane_v, plane_m) = (tiles_in.plane(step), tiles_out.plane(step));
-    let (mut v, mut m) = (work_area(PLANES * plane_v), work_area(PLANES * plane_m));
-    let filters = Filters::new(g, step >= g.batch * tiles_in.down, Filters::WIDTH, Filters::INNER);
+    let tiles = step * tiles_in.across;
+    let (planes_v, planes_m) = (Panels { channels: g.channels, tiles }, Panels { channels: g.out_channels, tiles });
+    let (mut v, mut m) = (planes_v.work_area(), planes_m.work_area());
+    let filters = Filters::new(g, step >= g.batch * tiles_in.down);
     let mut u = filters.work_area();
-    if !filters.by_piece {
-        filter_to_u(weight, g.channels, &filters.pieces[0], true, &mut u, filters.plane);
-    }
+    filters.transform_ahead(weight, g.channels, true, &mut u);
     let mut y = buffer(g.pixels() * g.out_channels);
     for lines in blocks {
-        let tiles = lines.len() * tiles_in.across;
-        input_to_v(x, tiles_in, lines.clone(), &mut v, plane_v);
-        for piece in &filters.pieces {
-            if filters.by_piece {
-                filter_to_u(weight, g.channels, piece, true, &mut u, filters.plane);
+        input_to_v(x, tiles_in, lines.clone(), &mut v, planes_v);
+        for (piece, Piece { outs, channels }) in filters.pieces.iter().enumerate() {
+            if filters.piece_by_piece {
+                filters.transform(piece, weight, g.channels, true, &mut u);
             }
-            let Piece { outs, channels } = piece;
+            let size = Size { rows: lines.len() * tiles_in.across, columns: outs.len(), inner: channels.len() };
             for q in 0..PLANES {
-                let v = Matrix::with_stride(&v[q * plane_v + channels.start..], tiles, channels.len(), g.channels);
-                let u = Matrix::new(&u[q * filters.plane..], channels.len(), outs.len());
-                matmul(&mut m[q * plane_m + outs.start..], g.out_channels, v, u, channels.start > 0);
+                let (m, v) = (&mut m[planes_m.plane(outs.start, q)], &v[planes_v.plane(channels.start, q)]);
+                multiply(m, v, false, &u[filters.plane(piece, q)], size, channels.start > 0);
             }
         }
-        m_to_output(&m, plane_m, tiles_out, lines, &mut y);
+        m_to_output(&m, planes_m, tiles_out, lines, &mut y);
     }
     y
 }
@@ -535,59 +662,57 @@ pub(super) fn backward(
 ) -> (Option<Vec<f32>>, Option<Vec<f32>>) {
     let (tiles_in, tiles_out) = (Tiles::new(g, g.channels), Tiles::new(g, g.out_channels));
     let (step, blocks) = blocks(g, &tiles_in);
-    let (plane_v, plane_m) = (tiles_in.plane(step), tiles_out.plane(step));
-    let (mut v, mut m) = (work_area(PLANES * plane_v), work_area(PLANES * plane_m));
+    let tiles = step * tiles_in.across;
+    let (planes_v, planes_m) = (Panels { channels: g.channels, tiles }, Panels { channels: g.out_channels, tiles });
+    let (mut v, mut m) = (planes_v.work_area(), planes_m.work_area());
 
-    let many = PLANES * g.out_channels * g.channels > Filters::MANY;
-    let by_piece = many && step >= g.batch * tiles_in.down;
-    let filters = Filters::new(g, by_piece, Filters::INNER, Filters::WIDTH);
-    let mut u = filters.work_area();
+    let filters = Filters::new(g, step >= g.batch * tiles_in.down);
+    let (mut u, mut du) = (filters.work_area(), filters.work_area());
     let mut dx = want_dx.then(|| buffer(x.len()));
-    if want_dx && !by_piece {
-        filter_to_u(weight, g.channels, &filters.pieces[0], false, &mut u, filters.plane);
+    if want_dx {
+        filters.transform_ahead(weight, g.channels, false, &mut u);
     }
     let mut dw = want_dw.then(|| buffer(weight.len()));
-    let mut du = filters.work_area();
     if g.batch == 0 {
         du.fill(0.0); // no block will
     }
     for lines in blocks {
         let tiles = lines.len() * tiles_in.across;
-        output_to_dm(dy, tiles_out, lines.clone(), &mut m, plane_m);
+        output_to_dm(dy, tiles_out, lines.clone(), &mut m, planes_m);
         if let Some(dw) = &mut dw {
-            input_to_v(x, tiles_in, lines.clone(), &mut v, plane_v);
-            for piece in &filters.pieces {
-                let Piece { outs, channels } = piece;
+            input_to_v(x, tiles_in, lines.clone(), &mut v, planes_v);
+            for (piece, Piece { outs, channels }) in filters.pieces.iter().enumerate() {
+                let size = Size { rows: outs.len(), columns: channels.len(), inner: tiles };
                 for q in 0..PLANES {
-                    let m = Matrix::with_stride(&m[q * plane_m + outs.start..], tiles, outs.len(), g.out_channels);
-                    let v = Matrix::with_stride(&v[q * plane_v + channels.start..], tiles, channels.len(), g.channels);
-                    let accumulate = !by_piece && lines.start > 0;
-                    matmul(&mut du[q * filters.plane..], channels.len(), m.t(), v, accumulate);
+                    let (m, v) = (&m[planes_m.plane(outs.start, q)], &v[planes_v.plane(channels.start, q)]);
+                    let add = !filters.piece_by_piece && lines.start > 0;
+                    multiply(&mut du[filters.plane(piece, q)], m, true, v, size, add);
                 }
-                if by_piece {
-                    du_to_filter(&du, filters.plane, g.channels, piece, dw);
+                if filters.piece_by_piece {
+                    filters.transform_back(piece, &du, g.channels, dw);
                 }
             }
         }
         if let Some(dx) = &mut dx {
-            for piece in &filters.pieces {
-                if by_piece {
-                    filter_to_u(weight, g.channels, piece, false, &mut u, filters.plane);
+            for (piece, Piece { outs, channels }) in filters.pieces.iter().enumerate() {
+                if filters.piece_by_piece {
+                    filters.transform(piece, weight, g.channels, false, &mut u);
                 }
-                let Piece { outs, channels } = piece;
+                let size = Size { rows: tiles, columns: channels.len(), inner: outs.len() };
                 for q in 0..PLANES {
-                    let m = Matrix::with_stride(&m[q * plane_m + outs.start..], tiles, outs.len(), g.out_channels);
-                    let u = Matrix::new(&u[q * filters.plane..], outs.len(), channels.len());
-                    matmul(&mut v[q * plane_v + channels.start..], g.channels, m, u, outs.start > 0);
+                    let (v, m) = (&mut v[planes_v.plane(channels.start, q)], &m[planes_m.plane(outs.start, q)]);
+                    multiply(v, m, false, &u[filters.plane(piece, q)], size, outs.start > 0);
                 }
             }
-            dv_to_input(&v, plane_v, tiles_in, lines, dx);
+            dv_to_input(&v, planes_v, tiles_in, lines, dx);
         }
     }
     if let Some(dw) = &mut dw
-        && (!by_piece || g.batch == 0)
+        && (!filters.piece_by_piece || g.batch == 0)
     {
-        filters.pieces.iter().for_each(|piece| du_to_filter(&du, filters.plane, g.channels, piece, dw));
+        for piece in 0..filters.pieces.len() {
+            filters.transform_back(piece, &du, g.channels, dw);
+        }
     }
     (dx, dw)
 }
