@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use autodidact::augment::{
-    BlurConfig, CropConfig, IMAGENET_MEAN, IMAGENET_STD, Interpolation, JitterConfig, MultiView, Normalize,
+    BlurConfig, BlurFilter, CropConfig, IMAGENET_MEAN, IMAGENET_STD, Interpolation, JitterConfig, MultiView, Normalize,
     SolarizeConfig, ViewConfig, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation, eval_view,
     flip_horizontal, gaussian_blur, grayscale, solarize,
 };
@@ -82,7 +82,17 @@ fn views(configs: &[ViewConfig]) -> Operation {
 
 fn crop_only(size: u32, interpolation: Interpolation) -> ViewConfig {
     let crop = Some(CropConfig { scale: [0.08, 1.0], ratio: [0.75, 4.0 / 3.0], interpolation });
-    ViewConfig { count: 1, size, crop, flip: 0.0, jitter: None, grayscale: 0.0, blur: None, solarize: None }
+    ViewConfig {
+        count: 1,
+        size,
+        crop,
+        flip: 0.0,
+        rand_augment: None,
+        jitter: None,
+        grayscale: 0.0,
+        blur: None,
+        solarize: None,
+    }
 }
 
 /// SimCLR (Chen et al. 2020), appendix A.
@@ -90,9 +100,10 @@ fn simclr() -> ViewConfig {
     ViewConfig {
         count: 2,
         flip: 0.5,
+        rand_augment: None,
         jitter: Some(JitterConfig { prob: 0.8, brightness: 0.8, contrast: 0.8, saturation: 0.8, hue: 0.2 }),
         grayscale: 0.2,
-        blur: Some(BlurConfig { prob: 0.5, sigma: [0.1, 2.0], kernel: None }),
+        blur: Some(BlurConfig { prob: 0.5, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None }),
         ..crop_only(224, Interpolation::Bicubic)
     }
 }
@@ -104,9 +115,10 @@ fn dino() -> Vec<ViewConfig> {
         size,
         crop: Some(CropConfig { scale, ratio: [0.75, 4.0 / 3.0], interpolation: Interpolation::Bicubic }),
         flip: 0.5,
+        rand_augment: None,
         jitter: Some(JitterConfig { prob: 0.8, brightness: 0.4, contrast: 0.4, saturation: 0.2, hue: 0.1 }),
         grayscale: 0.2,
-        blur: Some(BlurConfig { prob: blur, sigma: [0.1, 2.0], kernel: None }),
+        blur: Some(BlurConfig { prob: blur, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None }),
         solarize: Some(SolarizeConfig { prob: solarize, threshold: 128 }),
     };
     vec![view(1, 224, [0.4, 1.0], 1.0, 0.0), view(1, 224, [0.4, 1.0], 0.1, 0.2), view(8, 96, [0.05, 0.4], 0.5, 0.0)]

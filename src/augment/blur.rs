@@ -2,17 +2,30 @@
 
 use image::RgbImage;
 
-use super::BlurConfig;
+use super::box_blur::box_blur;
 use super::pixels::round_to_u8;
+use super::{BlurConfig, BlurFilter};
 use crate::rng::Stream;
 
 /// A drawn blur.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blur {
+    /// Which filter.
+    pub filter: BlurFilter,
     /// Side of the kernel in pixels, odd.
     pub kernel: u32,
     /// Standard deviation in pixels.
     pub sigma: f64,
+}
+
+impl Blur {
+    /// Applies the blur.
+    pub fn apply(self, image: &mut RgbImage) {
+        match self.filter {
+            BlurFilter::Gaussian => gaussian_blur(image, self.kernel, self.sigma),
+            BlurFilter::Pillow => box_blur(image, self.sigma),
+        }
+    }
 }
 
 impl BlurConfig {
@@ -20,7 +33,11 @@ impl BlurConfig {
     #[must_use]
     pub fn draw(&self, size: u32, stream: &mut Stream) -> Option<Blur> {
         let kernel = self.kernel.unwrap_or_else(|| default_kernel(size));
-        stream.chance(self.prob).then(|| Blur { kernel, sigma: stream.uniform(self.sigma[0], self.sigma[1]) })
+        stream.chance(self.prob).then(|| Blur {
+            filter: self.filter,
+            kernel,
+            sigma: stream.uniform(self.sigma[0], self.sigma[1]),
+        })
     }
 }
 
@@ -32,7 +49,7 @@ fn default_kernel(size: u32) -> u32 {
 /// Convolves with a normalised Gaussian cut to `kernel` x `kernel` pixels, reflecting at the borders without repeating the border pixel:
 /// torchvision's `gaussian_blur` on 8-bit tensors, computed as two passes in `f32` and rounded half to even once.
 ///
-/// Not Pillow's `GaussianBlur`, which is three box filters. Deviations: an even kernel is taken one larger; a kernel that reaches
+/// Not Pillow's `GaussianBlur`, which is [`box_blur`]. Deviations: an even kernel is taken one larger; a kernel that reaches
 /// beyond the mirror image (an error in torch) is reflected again; a standard deviation that is not positive leaves the image as it is.
 pub fn gaussian_blur(image: &mut RgbImage, kernel: u32, sigma: f64) {
     let weights = half_kernel(kernel, sigma);
@@ -169,7 +186,7 @@ mod tests {
 
     #[test]
     fn draws_have_the_stated_ranges_and_frequencies() {
-        let config = BlurConfig { prob: 0.3, sigma: [0.1, 2.0], kernel: None };
+        let config = BlurConfig { prob: 0.3, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None };
         let draws: Vec<_> =
             (0..4000).filter_map(|i| config.draw(224, &mut Stream::new(1, Purpose::Augment, &[i]))).collect();
         assert!((draws.len() as f64 / 4000.0 - 0.3).abs() < 0.03);

@@ -3,8 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::RandAugmentConfig;
+
 /// One group of views: `count` crops of `size` pixels, each transformed in the order of the fields below
-/// (crop, flip, jitter, grayscale, blur, solarize), the order of SimCLR, BYOL and DINO's code.
+/// (crop, flip, RandAugment, jitter, grayscale, blur, solarize), the order of SimCLR, BYOL and DINO's code and of torchvision's recipes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ViewConfig {
@@ -19,6 +21,9 @@ pub struct ViewConfig {
     /// Probability of a horizontal flip.
     #[serde(default)]
     pub flip: f64,
+    /// RandAugment, as for training with labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rand_augment: Option<RandAugmentConfig>,
     /// Colour jitter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jitter: Option<JitterConfig>,
@@ -85,9 +90,23 @@ pub struct BlurConfig {
     /// Range of the standard deviation in pixels.
     #[serde(default = "blur_sigma")]
     pub sigma: [f64; 2],
-    /// Kernel size in pixels, odd; default: a tenth of the view, made odd, at least 3 (SimCLR).
+    /// Which filter.
+    #[serde(default)]
+    pub filter: BlurFilter,
+    /// Kernel size in pixels of `filter = "gaussian"`, odd; default: a tenth of the view, made odd, at least 3 (SimCLR).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<u32>,
+}
+
+/// What blurs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BlurFilter {
+    /// A Gaussian cut to the kernel: torchvision's `gaussian_blur`, SimCLR's.
+    #[default]
+    Gaussian,
+    /// Pillow's `GaussianBlur` with `sigma` as its radius: three box filters in each direction, what the code of MoCo, BYOL and DINO has.
+    Pillow,
 }
 
 /// Solarisation.
@@ -161,6 +180,20 @@ impl ViewConfig {
                 )
             })?;
         }
+        if let Some(RandAugmentConfig { num_ops, magnitude, num_magnitude_bins: bins }) = self.rand_augment {
+            require(num_ops <= 100, "rand_augment.num_ops", || {
+                format!("`num_ops` is {num_ops}, the limits are 0 and 100; 2 is usual")
+            })?;
+            require((2..=1000).contains(&bins), "rand_augment.num_magnitude_bins", || {
+                format!("`num_magnitude_bins` is {bins}, the limits are 2 and 1000; 31 is usual")
+            })?;
+            require(magnitude < bins, "rand_augment.magnitude", || {
+                format!(
+                    "`magnitude` is {magnitude}, the limits are 0 and {} (`num_magnitude_bins` - 1); 9 is usual",
+                    bins - 1
+                )
+            })?;
+        }
         if let Some(jitter) = &self.jitter {
             probability("jitter.prob", jitter.prob)?;
             let strengths =
@@ -182,6 +215,9 @@ impl ViewConfig {
             let [low, high] = blur.sigma;
             require(0.0 < low && low <= high && high <= 100.0, "blur.sigma", || {
                 format!("`sigma` is [{low}, {high}], needs 0 < low <= high <= 100 pixels; write [0.1, 2.0]")
+            })?;
+            require(blur.kernel.is_none() || blur.filter == BlurFilter::Gaussian, "blur.kernel", || {
+                "`kernel` is of `filter = \"gaussian\"`, Pillow's filter has none; remove it".to_owned()
             })?;
             if let Some(kernel) = blur.kernel {
                 require(kernel % 2 == 1 && kernel < 1024, "blur.kernel", || {
@@ -248,6 +284,9 @@ mod tests {
             ("kernel = 23", "kernel = 22", "blur.kernel"),
             ("kernel = 23", "sigma = [2.0, 1.0]", "blur.sigma"),
             ("solarize = { prob = 0.2", "solarize = { prob = 2.0", "solarize.prob"),
+            ("size = 224", "size = 224\nrand_augment = { magnitude = 31 }", "rand_augment.magnitude"),
+            ("size = 224", "size = 224\nrand_augment = { num_ops = 101 }", "rand_augment.num_ops"),
+            ("size = 224", "size = 224\nrand_augment = { num_magnitude_bins = 1 }", "rand_augment.num_magnitude_bins"),
         ] {
             let config: ViewConfig = toml::from_str(&GOOD.replace(from, to)).expect("parses");
             let (named, message) = config.check().expect_err(to);

@@ -4,7 +4,9 @@
 //! cannot or should not, the function says so. Each is one file. Random numbers come from one [`crate::rng::Stream`] per seed, epoch,
 //! image, view and operation: [`Pipeline::draw`] draws, [`View::render`] computes. [`MultiView`] is what a loader uses.
 
+mod affine;
 mod blur;
+mod box_blur;
 mod color;
 mod config;
 mod crop;
@@ -12,17 +14,25 @@ mod flip;
 mod grayscale;
 mod normalize;
 mod pixels;
+mod rand_augment;
+mod sharpness;
 mod solarize;
+mod tone;
 mod view;
 
+pub use affine::{Affine, Sampling, affine, rotate};
 pub use blur::{Blur, gaussian_blur};
+pub use box_blur::box_blur;
 pub use color::{ColorStep, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation};
-pub use config::{BlurConfig, CropConfig, Interpolation, JitterConfig, SolarizeConfig, ViewConfig};
+pub use config::{BlurConfig, BlurFilter, CropConfig, Interpolation, JitterConfig, SolarizeConfig, ViewConfig};
 pub use crop::{CropBox, DrawnCrop, eval_view, resize_center_crop, resized_crop};
 pub use flip::{flip_horizontal, flip_vertical};
 pub use grayscale::grayscale;
 pub use normalize::{IMAGENET_MEAN, IMAGENET_STD, Normalize};
+pub use rand_augment::{RandAugmentConfig, RandomOp};
+pub use sharpness::adjust_sharpness;
 pub use solarize::solarize;
+pub use tone::{autocontrast, equalize, posterize};
 pub use view::{MultiView, Pipeline, View, ViewKey};
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use image::RgbImage;
 
-use super::blur::{Blur, gaussian_blur};
+use super::blur::Blur;
 use super::color::ColorStep;
 use super::crop::{DrawnCrop, eval_view, resized_crop};
+use super::rand_augment::RandomOp;
 use super::{CropConfig, Interpolation, ViewConfig, flip, grayscale, solarize};
 use crate::rng::{Purpose, Stream};
 
@@ -30,6 +31,7 @@ enum Operation {
     Grayscale = 3,
     Blur = 4,
     Solarize = 5,
+    RandAugment = 6,
 }
 
 impl ViewKey {
@@ -47,6 +49,8 @@ pub struct View {
     pub crop: Option<(DrawnCrop, Interpolation)>,
     /// Horizontal flip.
     pub flip: bool,
+    /// Operations of RandAugment in their order.
+    pub rand_augment: Vec<RandomOp>,
     /// Steps of the colour jitter in their order.
     pub jitter: Vec<ColorStep>,
     /// Conversion to grey.
@@ -58,7 +62,7 @@ pub struct View {
 }
 
 impl View {
-    /// Makes the pixels: crop, flip, jitter, grayscale, blur, solarise, each rounded to 8 bits as in the reference implementations.
+    /// Makes the pixels: crop, flip, RandAugment, jitter, grayscale, blur, solarise, each rounded to 8 bits as in the reference implementations.
     ///
     /// # Panics
     /// When the crop is not within the image, that is, was drawn for another one.
@@ -70,14 +74,17 @@ impl View {
         if self.flip {
             flip::flip_horizontal(&mut view);
         }
+        for op in &self.rand_augment {
+            op.apply(&mut view);
+        }
         for step in &self.jitter {
             step.apply(&mut view);
         }
         if self.grayscale {
             grayscale::grayscale(&mut view);
         }
-        if let Some(Blur { kernel, sigma }) = self.blur {
-            gaussian_blur(&mut view, kernel, sigma);
+        if let Some(blur) = self.blur {
+            blur.apply(&mut view);
         }
         if let Some(threshold) = self.solarize {
             solarize::solarize(&mut view, threshold);
@@ -110,6 +117,10 @@ impl Pipeline {
             size: config.size,
             crop: config.crop.as_ref().map(crop),
             flip: key.stream(Operation::Flip).chance(config.flip),
+            rand_augment: config
+                .rand_augment
+                .as_ref()
+                .map_or_else(Vec::new, |config| config.draw(&mut key.stream(Operation::RandAugment))),
             jitter: config
                 .jitter
                 .as_ref()
@@ -166,7 +177,7 @@ impl MultiView {
 mod tests {
     use super::*;
     use crate::augment::test_images::noise;
-    use crate::augment::{BlurConfig, JitterConfig, SolarizeConfig};
+    use crate::augment::{BlurConfig, BlurFilter, JitterConfig, RandAugmentConfig, SolarizeConfig};
 
     fn config() -> ViewConfig {
         ViewConfig {
@@ -178,15 +189,26 @@ mod tests {
                 interpolation: Interpolation::Bicubic,
             }),
             flip: 0.5,
+            rand_augment: None,
             jitter: Some(JitterConfig { prob: 0.8, brightness: 0.8, contrast: 0.8, saturation: 0.8, hue: 0.2 }),
             grayscale: 0.2,
-            blur: Some(BlurConfig { prob: 0.5, sigma: [0.1, 2.0], kernel: None }),
+            blur: Some(BlurConfig { prob: 0.5, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None }),
             solarize: Some(SolarizeConfig { prob: 0.2, threshold: 128 }),
         }
     }
 
     fn plain(size: u32) -> ViewConfig {
-        ViewConfig { count: 1, size, crop: None, flip: 0.0, jitter: None, grayscale: 0.0, blur: None, solarize: None }
+        ViewConfig {
+            count: 1,
+            size,
+            crop: None,
+            flip: 0.0,
+            rand_augment: None,
+            jitter: None,
+            grayscale: 0.0,
+            blur: None,
+            solarize: None,
+        }
     }
 
     const KEY: ViewKey = ViewKey { seed: 1, epoch: 2, image: 3, view: 0 };
@@ -244,7 +266,10 @@ mod tests {
     fn ugly_images_become_views() {
         for (width, height) in [(1, 1), (1, 5000), (5000, 1), (3, 2), (0, 0)] {
             for size in [1, 2, 24, 70] {
-                for config in [ViewConfig { size, ..config() }, plain(size)] {
+                let rand_augment = Some(RandAugmentConfig { num_ops: 3, magnitude: 30, num_magnitude_bins: 31 });
+                for config in
+                    [ViewConfig { size, ..config() }, plain(size), ViewConfig { size, rand_augment, ..config() }]
+                {
                     for view in 0..8 {
                         let made = Pipeline::new(&config).apply(&noise(width, height, 1), ViewKey { view, ..KEY });
                         assert_eq!(made.dimensions(), (size, size));
