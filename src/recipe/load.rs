@@ -30,7 +30,7 @@ struct Source {
     overrides: Vec<Override>,
 }
 
-/// Reads a recipe, applies overrides and checks keys, types and values.
+/// Reads a recipe, applies overrides and checks keys, types and values. `schedule.steps=...` takes the place of the file's `epochs`, and the other way round.
 ///
 /// # Errors
 /// [`RecipeError`] with every problem that was found. Values are only checked once keys and types are right.
@@ -70,6 +70,12 @@ pub fn parse(path: &Path, text: &str, overrides: &[String]) -> Result<Loaded, Re
     }
     if !problems.is_empty() {
         return Err(RecipeError::Invalid(source.overrides_refused(problems)));
+    }
+    for other in source.overrides.iter().filter_map(Override::alternative) {
+        // both on the command line contradict each other, and the checks below say so
+        if source.overrides.iter().all(|given| given.path != other) {
+            Override::remove(&other, &mut merged);
+        }
     }
     let recipe = source.read(&merged)?;
     let problems = recipe.check();

@@ -4,6 +4,9 @@ use toml_edit::{DocumentMut, Item, Value};
 
 use crate::problem::{Problem, plural};
 
+/// Keys of one table of which a recipe has one: an override with one replaces the other.
+const ALTERNATIVES: [[&str; 2]; 2] = [["epochs", "steps"], ["freeze_epochs", "freeze_steps"]];
+
 /// One parsed override.
 #[derive(Clone, Debug)]
 pub(super) struct Override {
@@ -42,6 +45,32 @@ impl Override {
             }
         };
         Ok(Self { text: text.to_owned(), path: path.to_owned(), value })
+    }
+
+    /// The path of the key that this one stands in place of.
+    pub(super) fn alternative(&self) -> Option<String> {
+        let last = self.path.rsplit('.').next()?;
+        let other = ALTERNATIVES.iter().find_map(|pair| {
+            let at = pair.iter().position(|key| *key == last)?;
+            Some(pair[1 - at])
+        })?;
+        Some(format!("{}{other}", &self.path[..self.path.len() - last.len()]))
+    }
+
+    /// Takes a key out of the document, if it is there.
+    pub(super) fn remove(path: &str, document: &mut DocumentMut) {
+        let mut segments: Vec<&str> = path.split('.').collect();
+        let Some(last) = segments.pop() else { return };
+        let mut item = document.as_item_mut();
+        for segment in segments {
+            let index = index_of(segment).filter(|_| list_length(item).is_some());
+            let inner = if let Some(index) = index { item.get_mut(index) } else { item.get_mut(segment) };
+            let Some(inner) = inner else { return };
+            item = inner;
+        }
+        if let Some(table) = item.as_table_like_mut() {
+            table.remove(last);
+        }
     }
 
     /// Sets the value in the document; tables on the way are made.

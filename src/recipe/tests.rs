@@ -259,7 +259,6 @@ fn every_limit_is_checked() {
         ("schedule.lr=0", "greater than 0"),
         ("schedule.min_lr=0.2", "at most `schedule.lr`, 0.1"),
         ("schedule.warmup_epochs=11", "longer than the 10 epochs"),
-        ("schedule.steps=100", "both `epochs` and `steps`"),
         ("schedule.clip_norm=0", "greater than 0"),
         ("schedule.clip_each_norm=-1", "greater than 0"),
         ("schedule.warmup_lr=0.2", "at most `schedule.lr`, 0.1"),
@@ -357,6 +356,19 @@ fn overrides_change_add_and_reach_into_lists() {
         read(SIMCLR, &["data.source=list", "data.path=~/a b/c.txt"]).unwrap().data.path,
         Some(PathBuf::from("~/a b/c.txt"))
     );
+}
+
+#[test]
+fn an_override_takes_the_place_of_its_alternative() {
+    let recipe = read(SIMCLR, &["schedule.steps=7"]).unwrap();
+    assert_eq!((recipe.schedule.steps, recipe.schedule.epochs), (Some(7), None));
+    let recipe = read(MAE, &["schedule.epochs=7"]).unwrap();
+    assert_eq!((recipe.schedule.steps, recipe.schedule.epochs), (None, Some(7.0)));
+    let both = report_of(SIMCLR, &["schedule.steps=7", "schedule.epochs=2"]);
+    assert!(both.contains("both `epochs` and `steps`"), "{both}");
+    let frozen = format!("{MAE}[[parameters]]\nmatch = \"*\"\nfreeze_epochs = 1.0\n");
+    let recipe = read(&frozen, &["parameters.0.freeze_steps=3"]).unwrap();
+    assert_eq!((recipe.parameters[0].freeze_steps, recipe.parameters[0].freeze_epochs), (Some(3), None));
 }
 
 #[test]
