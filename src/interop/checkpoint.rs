@@ -55,6 +55,13 @@ impl Format {
     }
 }
 
+/// Tells whether a folder holds weights as Hugging Face or timm save them, and is no run or checkpoint of ours.
+#[must_use]
+pub fn is_folder_of_weights(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).is_file();
+    IN_FOLDERS.iter().any(|name| has(name)) && !has("plan.toml") && !has("manifest.json")
+}
+
 /// Weights as they lie on disk.
 #[derive(Debug)]
 pub struct Checkpoint {

@@ -53,6 +53,23 @@ pub enum Fate {
     Differs,
 }
 
+impl Fate {
+    /// Tells whether the file has it.
+    #[must_use]
+    pub fn is_matched(&self) -> bool {
+        matches!(self, Self::Loaded | Self::Adapted(_))
+    }
+
+    /// Returns how it is changed.
+    #[must_use]
+    pub fn change(&self) -> Option<&str> {
+        match self {
+            Self::Adapted(how) => Some(how),
+            _ => None,
+        }
+    }
+}
+
 /// One tensor of a network, and what the file has for it.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -88,7 +105,7 @@ impl Fit {
     /// Returns the number of the network's tensors that the file has.
     #[must_use]
     pub fn num_matched(&self) -> usize {
-        self.rows.iter().filter(|row| row.step.is_some()).count()
+        self.rows.iter().filter(|row| row.fate.is_matched()).count()
     }
 
     /// Pairs each tensor that is missing with the name left over that is most like it.

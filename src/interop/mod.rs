@@ -18,9 +18,12 @@ mod torch;
 
 pub use adapt::{adapt_channels, resample_patches, resample_positions};
 pub use arch::{Arch, Hints};
-pub use checkpoint::{Checkpoint, Format};
+pub use checkpoint::{Checkpoint, Format, is_folder_of_weights};
 pub use dtype::Dtype;
 pub use error::ImportError;
 pub use found::{Fate, Fit, Found, LEAST_MATCHED, Row};
 pub use tensor::Tensor;
 pub use torch::Setting;
+
+#[cfg(test)]
+mod tests;

@@ -335,7 +335,7 @@ fn a_run_starts_from_the_weights_of_another() {
     let refused = |init: &str, words: &str| refused_with(&place, &[&format!("init={init}")], words);
     refused("nowhere", "there is nothing of that name");
     fs::write(place.path("bad.safetensors"), "no tensors").unwrap();
-    refused(&place.path("bad.safetensors").display().to_string(), "damaged");
+    refused(&place.path("bad.safetensors").display().to_string(), "neither a safetensors file nor one that");
     // DINO evaluates its teacher, so that is what another run starts from
     let dino = "[method.dino]\nprototypes = 32\nhidden = 32\nbottleneck = 8\nfreeze_steps = 0\n";
     let dino = SIMCLR.replace("[method.simclr]\nhidden = 32\nout = 16\n", dino).replace("[ema]\nmomentum = 0.9\n", "");
