@@ -157,12 +157,16 @@ fn groups(names: &[String], all: bool) -> Vec<String> {
     if all {
         return names.to_vec();
     }
-    let mut groups: BTreeMap<String, usize> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for name in names {
         let ends = name.match_indices(['.', '/']).nth(1).map_or(name.len(), |(at, _)| at + 1);
-        *groups.entry(name[..ends].to_owned()).or_default() += 1;
+        groups.entry(&name[..ends]).or_default().push(name);
     }
-    groups.into_iter().map(|(name, count)| if count == 1 { name } else { format!("{name}* ({count})") }).collect()
+    let shown = groups.into_iter().map(|(name, all)| match all[..] {
+        [only] => only.to_owned(),
+        _ => format!("{name}* ({})", all.len()),
+    });
+    shown.collect()
 }
 
 fn table(config: &crate::model::BackboneConfig) -> Option<String> {

@@ -139,7 +139,7 @@ fn settings_that_differ(found: &Found<'_>, arch: &Arch) -> Result<Vec<String>, S
     let mut notes: Vec<String> = found
         .notes()
         .iter()
-        .filter(|note| !note.contains("are assumed"))
+        .filter(|note| !note.contains("attention heads"))
         .map(|note| format!("`init`: {note}"))
         .collect();
     if there.heads != here.heads {
@@ -148,9 +148,8 @@ fn settings_that_differ(found: &Found<'_>, arch: &Arch) -> Result<Vec<String>, S
             return Err(text);
         }
         notes.push(format!(
-            "`init`: published networks of width {} have {}, and the file does not tell: the recipe's count is used",
-            here.dim,
-            text.replace(" in the", ", the").replace("there and", "and")
+            "`init`: the file does not tell its number of attention heads: the recipe's {} are used, where {} would be assumed",
+            here.heads, there.heads
         ));
     }
     if there.eps != here.eps {

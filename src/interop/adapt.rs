@@ -129,19 +129,19 @@ pub fn resample_positions(table: &[f32], old: [usize; 2], new: [usize; 2], kind:
 }
 
 /// Resamples the kernels of a patch embedding so that resampled patches give the same tokens as nearly as can be: the pseudo-inverse of bicubic resizing
-/// (Beyer et al., 2022, <https://arxiv.org/abs/2212.08013>, section 3.4; timm's `resample_patch_embed`).
+/// (Beyer et al., 2022, <https://arxiv.org/abs/2212.08013>, section 3.4; timm's `resample_patch_embed`, which antialiases).
 ///
 /// None: the resizing has no such inverse.
 ///
 /// # Shapes
 /// `[.., old.0, old.1]` to `[.., new.0, new.1]`.
 #[must_use]
-pub fn resample_patches(kernels: &[f32], old: [usize; 2], new: [usize; 2]) -> Option<Vec<f32>> {
+pub fn resample_patches(kernels: &[f32], old: [usize; 2], new: [usize; 2], kind: Bicubic) -> Option<Vec<f32>> {
     if old == new {
         return Some(kernels.to_vec());
     }
     // resizing is separable, and so is its pseudo-inverse
-    let (down, across) = (pseudo_inverse(old[0], new[0])?, pseudo_inverse(old[1], new[1])?);
+    let (down, across) = (pseudo_inverse(old[0], new[0], kind)?, pseudo_inverse(old[1], new[1], kind)?);
     let mut out = Vec::with_capacity(kernels.len() / (old[0] * old[1]) * new[0] * new[1]);
     for kernel in kernels.chunks_exact(old[0] * old[1]) {
         let mut half = vec![0.0f64; old[0] * new[1]];
@@ -161,8 +161,8 @@ pub fn resample_patches(kernels: &[f32], old: [usize; 2], new: [usize; 2]) -> Op
 }
 
 /// Returns the pseudo-inverse of the transposed matrix that resizes an axis, `[to, from]`.
-fn pseudo_inverse(from: usize, to: usize) -> Option<Vec<f64>> {
-    let resize = axis_weights(from, to, Bicubic::Antialias); // [to, from]
+fn pseudo_inverse(from: usize, to: usize, kind: Bicubic) -> Option<Vec<f64>> {
+    let resize = axis_weights(from, to, kind); // [to, from]
     let row = |i: usize| &resize[i * from..(i + 1) * from];
     if to <= from {
         // (A A^T)^-1 A

@@ -362,6 +362,7 @@ fn usual_heads(dim: usize, place: &str) -> Option<usize> {
     known.or_else(|| dim.is_multiple_of(64).then_some(dim / 64)).filter(|&heads| heads > 0)
 }
 
+#[expect(clippy::too_many_lines, reason = "one paragraph for each thing that shapes tell")]
 fn infer_vit(
     names: &Names,
     place: &str,
@@ -413,11 +414,16 @@ fn infer_vit(
             ));
         }
         None => {
-            let heads = usual_heads(dim, place).unwrap_or(1);
-            notes.push(format!(
-                "{heads} attention heads are assumed, as published networks of width {dim} have; no tensor tells"
-            ));
-            heads
+            let usual = usual_heads(dim, place);
+            notes.push(match usual {
+                Some(heads) => {
+                    format!("{heads} attention heads are assumed, as published networks of width {dim} have; no tensor tells")
+                }
+                None => format!(
+                    "no tensor tells how many attention heads it has, and no published network has the width {dim}: 1 is written here"
+                ),
+            });
+            usual.unwrap_or(1)
         }
     };
     let image = hints.image.or_else(|| setting_pair(config, "image_size").or_else(|| setting_pair(config, "img_size")));

@@ -8,7 +8,7 @@ use super::checkpoint::Checkpoint;
 use super::error::{ImportError, Refusal};
 use super::layouts::{CONTAINERS, MARKS, NAMES, Names, PLACES, UNSUPPORTED};
 use super::pattern::rename;
-use crate::model::position::sincos_table;
+use crate::model::position::{Bicubic, sincos_table};
 use crate::model::{PositionEmbedding, Tensors};
 
 /// The least share of a backbone's tensors that a file must have, unless asked for otherwise: with fewer, training goes on as if nothing were
@@ -253,7 +253,8 @@ impl<'a> Found<'a> {
                     else {
                         continue;
                     };
-                    let resampled = adapt::resample_patches(&values, [rows, columns], [to_rows, to_columns]);
+                    let sizes = ([rows, columns], [to_rows, to_columns]);
+                    let resampled = adapt::resample_patches(&values, sizes.0, sizes.1, Bicubic::Antialias);
                     let resampled = resampled.ok_or_else(|| {
                         Refusal::new(
                             format!("patches of {rows} x {columns} px cannot be resampled to {to_rows} x {to_columns}"),
@@ -266,8 +267,7 @@ impl<'a> Found<'a> {
                     let Some(grids) = adapt::grids(&piece.shape, &self.arch, arch) else { continue };
                     let dim = row.shape.last().copied().unwrap_or(1);
                     let (prefix, table) = values.split_at(grids.prefix_there * dim);
-                    let kind = crate::model::position::Bicubic::Antialias;
-                    let table = adapt::resample_positions(table, grids.old, grids.new, kind);
+                    let table = adapt::resample_positions(table, grids.old, grids.new, Bicubic::Antialias);
                     let mut rows = vec![0.0; grids.prefix_here * dim];
                     if grids.prefix_here > 0 {
                         rows[..prefix.len()].copy_from_slice(prefix);
@@ -407,14 +407,17 @@ fn find<'a>(checkpoint: &'a Checkpoint, hints: &Hints) -> Result<Found<'a>, Refu
         }
     }
     let mut pieces = BTreeMap::new();
-    for (path, parts) in parts {
+    for (path, mut parts) in parts {
+        // a gated MLP without its gate is a plain one
+        if parts.len() == 2 && parts[0].is_none() {
+            parts.remove(0);
+        }
         let shape = folded(&path, &parts, checkpoint)?;
         pieces.insert(path, Piece { parts, shape });
     }
     let shapes: Shapes = pieces.iter().map(|(path, piece)| (path.clone(), piece.shape.clone())).collect();
     let partial = |path: &str| masked || pieces.get(path).is_some_and(|piece| piece.parts.contains(&None));
     let inferred = arch::infer(names, &place, &shapes, &partial, checkpoint.config(), hints)?;
-    // HF DINOv3 and others without biases that ours have: zeros
     let known = inferred.arch.tensors();
     let (pieces, unknown): (BTreeMap<_, _>, Vec<_>) = {
         let (ours, other): (BTreeMap<_, _>, BTreeMap<_, _>) =

@@ -1,6 +1,6 @@
 //! Renaming keys: `blocks.#.mlp.w12.*` to `blocks.$1.mlp.fc1.$2`.
 //!
-//! A pattern is matched segment by segment: `#` is a number, `*` any one segment, `**` all that follow. In what it becomes, `$1`, `$2`, ... are the segments
+//! A pattern is matched segment by segment: `#` is a number (`layer_#` one behind a word), `*` any one segment, `**` all that follow. In what it becomes, `$1`, `$2`, ... are the segments
 //! that were matched so, and `[0/3]` at the end says that the tensor is the first of three parts of the rows of another.
 
 /// Which of how many parts of the rows of a tensor.
@@ -40,7 +40,14 @@ fn captures<'a>(pattern: &str, key: &'a str) -> Option<Vec<&'a str>> {
                     "*" => found.push(first),
                     "#" if !first.is_empty() && first.bytes().all(|b| b.is_ascii_digit()) => found.push(first),
                     _ if segment == first => {}
-                    _ => return None,
+                    // `layer_#`: a number behind a word
+                    _ => {
+                        let number = first.strip_prefix(segment.strip_suffix('#').filter(|word| !word.is_empty())?)?;
+                        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+                            return None;
+                        }
+                        found.push(number);
+                    }
                 }
                 rest = after;
             }
@@ -72,12 +79,23 @@ mod tests {
             ("blocks.#.mlp.w12.*", "blocks.$1.mlp.fc1.$2"),
             ("blocks.#.q.*", "blocks.$1.attn.qkv.$2[0/3]"),
             ("token", "cls_token"),
+            ("layer_#.*", "blocks.$1.$2"),
         ];
         let name = |key| rename(key, &rules);
         assert_eq!(name("blocks.1.7.mlp.w12.bias"), ("blocks.7.mlp.fc1.bias".to_owned(), None));
         assert_eq!(name("blocks.3.q.weight"), ("blocks.3.attn.qkv.weight".to_owned(), Some((0, 3))));
         assert_eq!(name("token"), ("cls_token".to_owned(), None));
-        for key in ["blocks.1.mlp.fc1.bias", "blocks.x.mlp.w12.bias", "token.weight", "a.token", "", "."] {
+        assert_eq!(name("layer_12.bias"), ("blocks.12.bias".to_owned(), None));
+        for key in [
+            "layer_.bias",
+            "layer_a.bias",
+            "blocks.1.mlp.fc1.bias",
+            "blocks.x.mlp.w12.bias",
+            "token.weight",
+            "a.token",
+            "",
+            ".",
+        ] {
             assert_eq!(name(key), (key.to_owned(), None));
         }
     }

@@ -106,7 +106,7 @@ impl Pickle {
 /// Reads one pickle, up to its end and not a byte further. `remaining` bytes can follow at most.
 pub(super) fn read<R: BufRead>(input: R, remaining: u64) -> Result<(Pickle, u64), Refusal> {
     let mut machine = Machine {
-        input: Input { input, remaining, used: 0 },
+        input: Input { stream: input, remaining, used: 0 },
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
@@ -120,7 +120,7 @@ pub(super) fn read<R: BufRead>(input: R, remaining: u64) -> Result<(Pickle, u64)
 
 /// A stream that knows how much can follow.
 struct Input<R> {
-    input: R,
+    stream: R,
     remaining: u64,
     used: u64,
 }
@@ -139,7 +139,7 @@ impl<R: BufRead> Input<R> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
         self.take(N as u64)?;
         let mut bytes = [0; N];
-        self.input.read_exact(&mut bytes)?;
+        self.stream.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -150,13 +150,13 @@ impl<R: BufRead> Input<R> {
     fn bytes(&mut self, count: u64) -> Result<Vec<u8>, Refusal> {
         self.take(count)?;
         let mut bytes = vec![0; count as usize];
-        self.input.read_exact(&mut bytes)?;
+        self.stream.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
     fn skip(&mut self, count: u64) -> Result<(), Refusal> {
         self.take(count)?;
-        let skipped = io::copy(&mut (&mut self.input).take(count), &mut io::sink())?;
+        let skipped = io::copy(&mut (&mut self.stream).take(count), &mut io::sink())?;
         if skipped < count { Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()) } else { Ok(()) }
     }
 
@@ -256,16 +256,12 @@ impl<R: BufRead> Machine<R> {
                     let line = self.input.line(1 << 16)?;
                     self.text_object(line)?;
                 }
-                b'T' => {
+                b'T' | b'X' => {
                     let count = u32::from_le_bytes(self.input.array()?);
                     self.text(count.into())?;
                 }
                 b'U' | 0x8c => {
                     let count = self.input.byte()?;
-                    self.text(count.into())?;
-                }
-                b'X' => {
-                    let count = u32::from_le_bytes(self.input.array()?);
                     self.text(count.into())?;
                 }
                 0x8d => {
@@ -343,7 +339,7 @@ impl<R: BufRead> Machine<R> {
                 b'd' => {
                     let values = self.pop_to_mark()?;
                     self.object(Object::Dict(Vec::new()))?;
-                    self.add_pairs(values)?;
+                    self.add_pairs(&values)?;
                 }
                 b'a' => {
                     let value = self.pop()?;
@@ -356,11 +352,11 @@ impl<R: BufRead> Machine<R> {
                 b's' => {
                     let value = self.pop()?;
                     let key = self.pop()?;
-                    self.add_pairs(vec![key, value])?;
+                    self.add_pairs(&[key, value])?;
                 }
                 b'u' => {
                     let values = self.pop_to_mark()?;
-                    self.add_pairs(values)?;
+                    self.add_pairs(&values)?;
                 }
                 // names, and what Python would make of them
                 b'c' => {
@@ -383,7 +379,7 @@ impl<R: BufRead> Machine<R> {
                     let arguments = self.pop_to_mark()?;
                     self.global(&module, &name)?;
                     let class = self.pop()?;
-                    self.call(class, arguments)?;
+                    self.call(class, &arguments)?;
                 }
                 b'o' => {
                     let mut values = self.pop_to_mark()?;
@@ -391,17 +387,17 @@ impl<R: BufRead> Machine<R> {
                         return Err(odd("an object of no class"));
                     }
                     let class = values.remove(0);
-                    self.call(class, values)?;
+                    self.call(class, &values)?;
                 }
                 b'R' | 0x81 => {
                     let (arguments, function) = (self.pop()?, self.pop()?);
                     let arguments = self.arguments(arguments)?;
-                    self.call(function, arguments)?;
+                    self.call(function, &arguments)?;
                 }
                 0x92 => {
                     let (_keywords, arguments, class) = (self.pop()?, self.pop()?, self.pop()?);
                     let arguments = self.arguments(arguments)?;
-                    self.call(class, arguments)?;
+                    self.call(class, &arguments)?;
                 }
                 b'b' => self.build()?,
                 b'Q' => {
@@ -563,7 +559,7 @@ impl<R: BufRead> Machine<R> {
     }
 
     /// Adds keys and values, alternating, to the dictionary on top.
-    fn add_pairs(&mut self, values: Vec<Value>) -> Result<(), Refusal> {
+    fn add_pairs(&mut self, values: &[Value]) -> Result<(), Refusal> {
         self.count(values.len())?;
         let Value::Object(top) = self.top()? else { return Err(odd("it adds to what is no dictionary")) };
         let (pairs, rest) = values.as_chunks::<2>();
@@ -594,14 +590,14 @@ impl<R: BufRead> Machine<R> {
     }
 
     /// Pushes what Python would get by calling `function`, without calling anything.
-    fn call(&mut self, function: Value, arguments: Vec<Value>) -> Result<(), Refusal> {
+    fn call(&mut self, function: Value, arguments: &[Value]) -> Result<(), Refusal> {
         let Some(Object::Global(name, role)) = self.get_object(function) else {
             return Err(odd("it calls what is no function"));
         };
         match role {
             Role::Tensor { typed } => {
                 let wrong = odd(&format!("the arguments of `{name}`"));
-                let tensor = self.tensor(&arguments, *typed).ok_or(wrong)?;
+                let tensor = self.tensor(arguments, *typed).ok_or(wrong)?;
                 self.object(Object::Tensor(Box::new(tensor)))
             }
             Role::Wrapper => {
@@ -613,7 +609,7 @@ impl<R: BufRead> Machine<R> {
                 if matches!(self.get_object(inner), Some(Object::Global(_, Role::Wrapper))) {
                     return Err(odd("a tensor within a tensor"));
                 }
-                self.call(inner, values)
+                self.call(inner, &values)
             }
             Role::First => self.push(arguments.first().copied().unwrap_or(Value::None)),
             Role::Dict => {

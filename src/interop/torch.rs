@@ -117,17 +117,16 @@ pub(super) fn read_archive(file: &File, number: usize) -> Result<Contents, Refus
     let (pickle, _) = pickle::read(part(file, start, bytes)?, bytes)?;
     let mut known: HashMap<String, Storage> = HashMap::new();
     let mut storage = |id: &StorageId| -> Result<Storage, Refusal> {
-        let found = match known.get(&id.key) {
-            Some(found) => *found,
-            None => {
-                let name = format!("{root}data/{}", id.key);
-                let Some((start, bytes)) = place(&name)? else {
-                    return Err(Refusal::damaged(format!("`{name}` is missing in its archive")));
-                };
-                let storage = Storage { file: number, start, bytes, big_endian };
-                known.insert(id.key.clone(), storage);
-                storage
-            }
+        let found = if let Some(found) = known.get(&id.key) {
+            *found
+        } else {
+            let name = format!("{root}data/{}", id.key);
+            let Some((start, bytes)) = place(&name)? else {
+                return Err(Refusal::damaged(format!("`{name}` is missing in its archive")));
+            };
+            let storage = Storage { file: number, start, bytes, big_endian };
+            known.insert(id.key.clone(), storage);
+            storage
         };
         let size = id.dtype.map_or(1, Dtype::size) as u64;
         if id.len.checked_mul(size).is_none_or(|bytes| bytes > found.bytes) {
@@ -291,7 +290,7 @@ fn flatten(
                 if let Some(Object::Dict(attributes)) = pickle.object(*state) {
                     inner.extend(named(pickle, attributes));
                 }
-                waiting_settings(&mut waiting, &key, depth, inner)?;
+                waiting_settings(&mut waiting, &key, depth, inner);
                 continue;
             }
             _ => continue,
@@ -313,17 +312,10 @@ fn flatten(
 type Waiting = Vec<(String, Value, usize, bool)>;
 
 /// Looks for settings alone, and no deeper than a few levels.
-fn waiting_settings(
-    waiting: &mut Waiting,
-    key: &str,
-    depth: usize,
-    inner: Vec<(String, Value)>,
-) -> Result<(), Refusal> {
-    if depth >= 8 || waiting.len() + inner.len() > MAX_VISITS {
-        return Ok(());
+fn waiting_settings(waiting: &mut Waiting, key: &str, depth: usize, inner: Vec<(String, Value)>) {
+    if depth < 8 && waiting.len() + inner.len() <= MAX_VISITS {
+        waiting.extend(inner.into_iter().map(|(name, value)| (join(key, &name), value, depth + 1, false)));
     }
-    waiting.extend(inner.into_iter().map(|(name, value)| (join(key, &name), value, depth + 1, false)));
-    Ok(())
 }
 
 fn join(key: &str, name: &str) -> String {

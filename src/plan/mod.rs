@@ -199,7 +199,7 @@ impl Plan {
             });
         }
         if start.is_some() {
-            notes.push(continued(lr, &recipe.schedule.decay, warmup_steps, steps_per_epoch));
+            notes.push(continued(lr, recipe.schedule.decay, warmup_steps, steps_per_epoch));
         }
         let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
             .map_err(|error| vec![Problem::at("", error.to_string())])?;
@@ -288,7 +288,7 @@ impl Plan {
 /// A new head and a full rate undo what the weights knew before the head can use it. Warming up again and decaying to the end is what keeps old and new
 /// knowledge (Gupta et al., 2023, <https://arxiv.org/abs/2308.04014>); a fraction of the steps from scratch is enough (Reed et al., 2021,
 /// <https://arxiv.org/abs/2103.12718>, section 4).
-fn continued(lr: f64, decay: &LrDecay, warmup_steps: u64, steps_per_epoch: u64) -> String {
+fn continued(lr: f64, decay: LrDecay, warmup_steps: u64, steps_per_epoch: u64) -> String {
     let rounded = |value: f64| format!("{value:.1e}").parse().unwrap_or(value);
     let (low, high): (f64, f64) = (rounded(lr / 10.0), rounded(lr / 3.0));
     let mut text = format!(
@@ -297,7 +297,7 @@ fn continued(lr: f64, decay: &LrDecay, warmup_steps: u64, steps_per_epoch: u64) 
     if warmup_steps < steps_per_epoch {
         text += "; warm up for an epoch or more (`schedule.warmup_epochs`), since heads and optimizer start anew";
     }
-    if *decay == LrDecay::Constant {
+    if decay == LrDecay::Constant {
         text += "; let the rate decay (`schedule.decay=cosine`)";
     }
     text

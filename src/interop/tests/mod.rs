@@ -395,8 +395,8 @@ fn a_patch_embedding_gives_the_same_tokens_after_both_are_enlarged() {
     let (old, new) = (4, 8);
     let kernel: Vec<f32> = (0..16).map(|i| (i as f32 * 1.3).sin()).collect();
     let patch: Vec<f32> = (0..16).map(|i| (i as f32 * 0.4).cos()).collect();
-    let larger = resample_patches(&kernel, [old; 2], [new; 2]).unwrap();
     let kind = crate::model::position::Bicubic::Antialias;
+    let larger = resample_patches(&kernel, [old; 2], [new; 2], kind).unwrap();
     let enlarged = resample_positions(&patch, [old; 2], [new; 2], kind);
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     assert!((product(&larger, &enlarged) - product(&kernel, &patch)).abs() < 1e-4);

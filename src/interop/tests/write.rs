@@ -1,4 +1,5 @@
 //! Small files as other programs write them, and as they should not.
+#![expect(clippy::cast_possible_wrap, reason = "they are small")]
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Write as _};
