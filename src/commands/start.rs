@@ -14,7 +14,7 @@ use crate::error::{Failure, Kind};
 use crate::files::write_atomically;
 use crate::interop::{self, Arch, Checkpoint, Fate, Found, Hints, LEAST_MATCHED};
 use crate::model::params::{Flat, Layout};
-use crate::model::{BackboneConfig, MlpKind, Scope, Start, Tensors};
+use crate::model::{BackboneConfig, MlpKind, PositionEmbedding, Scope, Start, Tensors};
 use crate::plan::{Plan, recorded_start};
 use crate::recipe::{self, InitConfig, Loaded, Problem, plural};
 
@@ -86,7 +86,6 @@ fn of_file(path: &Path, typed: &str, arch: &Arch, allow_partial: bool) -> Result
     if std::mem::discriminant(found.arch()) != std::mem::discriminant(arch) {
         return Err(wrong(format!("it is a {}; the recipe's is a {}", found.arch().describe(), arch.describe())));
     }
-    let mut notes = settings_that_differ(&found, arch).map_err(wrong)?;
     if !allow_partial {
         if let Some(row) = fit.rows.iter().find(|row| row.fate == Fate::Differs) {
             let there = row.there.as_deref().unwrap_or_default();
@@ -111,6 +110,7 @@ fn of_file(path: &Path, typed: &str, arch: &Arch, allow_partial: bool) -> Result
             )));
         }
     }
+    let mut notes = settings_that_differ(&found, arch).map_err(wrong)?;
     if fit.num_matched() == 0 {
         return Err(wrong("none of its tensors fits".to_owned()));
     }
@@ -165,6 +165,10 @@ fn settings_that_differ(found: &Found<'_>, arch: &Arch) -> Result<Vec<String>, S
             name(there.mlp),
             name(here.mlp)
         ));
+    }
+    if there.position == PositionEmbedding::Learned && here.position == PositionEmbedding::Sincos {
+        let text = "`init`: positions are learned there and fixed here: they are taken and not trained (`backbone.vit.position=learned` trains them)";
+        notes.push(text.to_owned());
     }
     if there.rope_base != here.rope_base && there.position == here.position {
         notes.push(format!(
