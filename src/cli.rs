@@ -22,6 +22,7 @@ Examples:
   autodidact pretrain recipes/simclr.toml schedule.epochs=5 --dry-run
   autodidact eval knn runs/simclr
   autodidact data inspect ~/pictures
+  autodidact checkpoint inspect dinov2_vits14_pretrain.pth
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted before a checkpoint."
 )]
@@ -45,6 +46,9 @@ pub enum Command {
     /// Look at image sources
     #[command(subcommand)]
     Data(DataCommand),
+    /// Look at weights of other programs
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Print who this process is among those that a launcher started
     #[command(after_help = "\
 Examples:
@@ -205,6 +209,42 @@ impl From<SourceArg> for SourceKind {
             SourceArg::Cifar100 => Self::Cifar100,
         }
     }
+}
+
+/// Commands of `checkpoint`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// Say what network a file holds, and what of it a recipe could start from
+    #[command(after_help = "\
+Examples:
+  autodidact checkpoint inspect dinov2_vits14_pretrain.pth
+  autodidact checkpoint inspect folder-from-hugging-face/ --json
+  autodidact checkpoint inspect checkpoint.pth --recipe recipes/mae.toml backbone.vit.patch=16
+
+Reads safetensors, files of `torch.save` of any version, and folders of Hugging Face's; nothing in them is executed. docs/checkpoints.md lists the layouts.")]
+    Inspect(CheckpointArgs),
+}
+
+/// Arguments of `checkpoint inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct CheckpointArgs {
+    /// File of weights, index of a file in parts, or folder
+    pub file: PathBuf,
+    /// Changes to the recipe, such as `backbone.vit.patch=16`
+    #[arg(value_name = "KEY=VALUE", requires = "recipe")]
+    pub overrides: Vec<String>,
+    /// Compare with the backbone of this recipe [default: with the backbone that the file itself has]
+    #[arg(long, value_name = "RECIPE")]
+    pub recipe: Option<PathBuf>,
+    /// Be content with less than 95 % of the backbone
+    #[arg(long)]
+    pub allow_partial: bool,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `completions`.

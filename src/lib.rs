@@ -10,6 +10,7 @@ pub mod engine;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod interop;
 pub mod loss;
 pub mod mask;
 pub mod method;

@@ -1,5 +1,6 @@
 //! One file a command: parse, plan, run, report. No mathematics here.
 
+mod checkpoint;
 mod completions;
 mod data;
 mod eval;
@@ -24,6 +25,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Eval(command) => eval::run(&command),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),
+        Command::Checkpoint(command) => checkpoint::run(&command),
         Command::LaunchInfo => launch_info::run(),
         Command::Completions(args) => completions::run(args),
     }

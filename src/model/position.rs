@@ -48,8 +48,9 @@ pub fn resize_matrix(from: [usize; 2], to: [usize; 2], kind: Bicubic) -> Vec<f32
     matrix
 }
 
-/// Weights of one axis, `[to, from]`.
-fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
+/// Returns the weights of one axis, `[to, from]`, row-major.
+#[must_use]
+pub fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
     let scale = from as f64 / to as f64;
     let mut weights = vec![0.0; to * from];
     for (at, row) in weights.chunks_mut(from).enumerate() {

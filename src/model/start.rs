@@ -16,13 +16,33 @@ pub struct Start {
     tensors: Tensors,
     from: String,
     origin: String,
+    notes: Vec<String>,
+    partial: bool,
 }
 
 impl Start {
     /// Takes shape and values of each tensor.
     #[must_use]
     pub fn new(tensors: Tensors) -> Self {
-        Self { tensors, from: String::new(), origin: String::new() }
+        Self { tensors, from: String::new(), origin: String::new(), notes: Vec::new(), partial: false }
+    }
+
+    /// Lets tensors of the backbone be missing; they are drawn.
+    #[must_use]
+    pub fn partial(self, partial: bool) -> Self {
+        Self { partial, ..self }
+    }
+
+    /// Adds what the user should know about them, a sentence each.
+    #[must_use]
+    pub fn with_notes(self, notes: Vec<String>) -> Self {
+        Self { notes, ..self }
+    }
+
+    /// Returns what the user should know about them.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Says what named them.
@@ -62,7 +82,7 @@ impl Start {
         (own == shape).then_some(values)
     }
 
-    /// Tells whether these are the tensors of the backbone of a network, no more and no fewer.
+    /// Tells whether these are the tensors of the backbone of a network, no more and, unless they are [partial](Self::partial), no fewer.
     ///
     /// # Errors
     /// With the first difference, in words.
@@ -72,6 +92,7 @@ impl Start {
         let found = own.keys().filter(|name| self.tensors.contains_key(**name)).count();
         for (name, shape) in &own {
             match self.tensors.get(*name) {
+                None if self.partial => {}
                 None => {
                     return Err(format!(
                         "it has no `{name}` ({found} of the {} tensors of the backbone are there)",
@@ -182,6 +203,9 @@ mod tests {
         assert_eq!(wider, "`bn1.bias` is [5] there and [4] in the recipe's backbone");
         let more = fits(|t| drop(t.insert("fc.weight".to_owned(), (vec![1], vec![0.0])))).unwrap_err();
         assert_eq!(more, "it has \"fc.weight\", the recipe's backbone has not");
+        let mut some = tensors();
+        some.remove("bn1.running_mean");
+        assert_eq!(Start::new(some).partial(true).fits(&layout), Ok(()), "unless that is allowed");
         let bad = fits(|t| t.get_mut("bn1.bias").unwrap().1[1] = f32::NAN).unwrap_err();
         assert_eq!(bad, "`bn1.bias` holds NaN");
     }

@@ -13,6 +13,7 @@ use crate::recipe::Recipe;
 const NO_INFLUENCE: &[&str] = &[
     "name",
     "init",
+    "init_allow_partial", // what it lets through is part of the weights' own digest
     "log",
     "checkpoint",
     "eval",

@@ -41,19 +41,20 @@ fn few_images(plan: &Plan) -> Option<Warning> {
         message: format!(
             "{images} images, fewer than {FEW_IMAGES}: pretraining from scratch on so few rarely beats a foundation model's features"
         ),
-        // No command of ours fine-tunes or continues a foundation checkpoint yet, so none is named here.
-        advice: [
-            "for a result rather than an experiment, start from a foundation checkpoint; in Python:".to_owned(),
-            "  pip install timm".to_owned(),
-            "  python -c \"import timm; timm.create_model('vit_small_patch14_dinov2.lvd142m', pretrained=True, num_classes=0)\""
-                .to_owned(),
-            "and train a linear or kNN classifier on its features; autodidact cannot load such a checkpoint yet".to_owned(),
-        ]
-        .into_iter()
-        .chain(small(plan))
-        .chain(go_on(plan))
-        .collect(),
+        advice: foundation(plan).into_iter().chain(small(plan)).chain(go_on(plan)).collect(),
     })
+}
+
+/// The commands that go on from a foundation checkpoint; nothing where a recipe starts from weights already.
+fn foundation(plan: &Plan) -> Vec<String> {
+    if plan.start().is_some() {
+        return Vec::new();
+    }
+    vec![
+        "for a result rather than an experiment, start from a foundation checkpoint, such as a DINOv2 or MAE of timm or Hugging Face:".to_owned(),
+        "  autodidact checkpoint inspect FILE     # prints the `[backbone]` table to copy into the recipe".to_owned(),
+        "  autodidact pretrain RECIPE init=FILE   # continues from it on these images".to_owned(),
+    ]
 }
 
 /// The command that goes on from an earlier run instead of from random weights, where the recipe does not yet.

@@ -16,7 +16,7 @@ use burn::tensor::Device;
 
 use crate::method::RunFacts;
 use crate::model::{BackboneConfig, Scope, Start};
-use crate::optim::{LrScaling, Ramp, RampConfig, RampShape, Schedule};
+use crate::optim::{LrDecay, LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::parallel::Reduction;
 use crate::recipe::{Problem, Recipe, plural};
 
@@ -185,6 +185,7 @@ impl Plan {
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch };
         let mut notes = recipe.method.resolve(&facts);
+        notes.extend(start.iter().flat_map(|start| start.notes().iter().cloned()));
         if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
             let text = "`backbone.resnet.zero_init_residual` has no effect: `init` brings the scales of all norms";
             notes.push(text.to_owned());
@@ -196,6 +197,9 @@ impl Plan {
                     "`parallel.reduction` is \"fast\": the result depends on the number of processes, now {processes}"
                 ),
             });
+        }
+        if start.is_some() {
+            notes.push(continued(lr, recipe.schedule.decay, warmup_steps, steps_per_epoch));
         }
         let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
             .map_err(|error| vec![Problem::at("", error.to_string())])?;
@@ -277,6 +281,26 @@ impl Plan {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         rank * self.micro_batches / self.ranks..(rank + 1) * self.micro_batches / self.ranks
     }
+}
+
+/// Advice on rate and schedule where the backbone starts from trained weights.
+///
+/// A new head and a full rate undo what the weights knew before the head can use it. Warming up again and decaying to the end is what keeps old and new
+/// knowledge (Gupta et al., 2023, <https://arxiv.org/abs/2308.04014>); a fraction of the steps from scratch is enough (Reed et al., 2021,
+/// <https://arxiv.org/abs/2103.12718>, section 4).
+fn continued(lr: f64, decay: LrDecay, warmup_steps: u64, steps_per_epoch: u64) -> String {
+    let rounded = |value: f64| format!("{value:.1e}").parse().unwrap_or(value);
+    let (low, high): (f64, f64) = (rounded(lr / 10.0), rounded(lr / 3.0));
+    let mut text = format!(
+        "`init` starts from trained weights, and the peak rate is {lr}: if that is the rate from scratch, try {low} to {high} and a tenth to a third of the epochs"
+    );
+    if warmup_steps < steps_per_epoch {
+        text += "; warm up for an epoch or more (`schedule.warmup_epochs`), since heads and optimizer start anew";
+    }
+    if decay == LrDecay::Constant {
+        text += "; let the rate decay (`schedule.decay=cosine`)";
+    }
+    text
 }
 
 fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> {

@@ -216,10 +216,10 @@ fn guards_have_a_code_a_reason_and_advice() {
     assert!(crowded.warnings[0].to_string().starts_with("warning[W004]: 3 ranks on 2 cores"));
     let warning = plan(3000, &[]).unwrap().warnings[0].to_string();
     assert!(warning.starts_with("warning[W001]: 3000 images, fewer than 1000000: "), "{warning}");
-    assert!(warning.contains("\n    pip install timm\n"), "{warning}");
+    assert!(warning.contains("\n    autodidact checkpoint inspect FILE "), "{warning}");
     let go_on =
         "\n  with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe";
-    assert!(warning.ends_with(&format!("cannot load such a checkpoint yet{go_on}")), "{warning}");
+    assert!(warning.ends_with(&format!("# continues from it on these images{go_on}")), "{warning}");
     let text = RECIPE.replace("simclr", "byol");
     let overrides = ["data.source=folder", "data.path=my images"].map(str::to_owned);
     let other = parse(Path::new("a.toml"), &text, &overrides).unwrap().recipe;
@@ -268,7 +268,21 @@ fn settings_without_effect_are_told() {
     let zeros = ["backbone.resnet.zero_init_residual=true"];
     assert_eq!(notes(RECIPE, &zeros, None), [""; 0]);
     let started = notes(RECIPE, &zeros, Some(Start::new(std::collections::BTreeMap::new())));
-    assert!(started.len() == 1 && started[0].contains("has no effect: `init` brings"), "{started:?}");
+    assert!(started.len() == 2 && started[0].contains("has no effect: `init` brings"), "{started:?}");
+    // advice for training that continues
+    assert!(
+        started[1].contains("the peak rate is 0.3: if that is the rate from scratch, try 0.03 to 0.1"),
+        "{started:?}"
+    );
+    assert!(!started[1].contains("warm up for"), "the recipe does");
+    let abrupt = ["schedule.warmup_epochs=0", "schedule.decay=constant"];
+    let start = Start::new(std::collections::BTreeMap::new()).with_notes(vec!["it is adapted".to_owned()]);
+    let started = notes(RECIPE, &abrupt, Some(start));
+    assert_eq!(started[0], "it is adapted");
+    assert!(
+        started[1].contains("warm up for an epoch") && started[1].contains("`schedule.decay=cosine`"),
+        "{started:?}"
+    );
 }
 
 #[test]

@@ -43,10 +43,14 @@ pub struct Recipe {
     /// Seed of every random draw.
     #[serde(default)]
     pub seed: u64,
-    /// Where the backbone's first weights come from: `"random"`, or a run folder, one of its checkpoints, or a `.safetensors` file, whose
-    /// tensors must be those of the backbone. Everything else (heads, optimizer, schedule) starts anew.
+    /// Where the backbone's first weights come from: `"random"`; a run folder or one of its checkpoints; or a file of another program (safetensors,
+    /// what `torch.save` wrote, a folder of Hugging Face's: docs/checkpoints.md), whose tensors must be those of the backbone. Everything else (heads,
+    /// optimizer, schedule) starts anew.
     #[serde(default)]
     pub init: InitConfig,
+    /// Takes from a file of another program what fits, and draws the rest, even where less than 95 % of the backbone is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub init_allow_partial: bool,
     /// Images.
     pub data: DataConfig,
     /// Views an image is turned into.

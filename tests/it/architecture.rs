@@ -19,6 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("problem", &[]),
     ("method", &["augment", "loss", "mask", "model", "optim", "problem", "rng"]),
     ("checkpoint", &["files", "model"]),
+    ("interop", &["model"]),
     ("eval", &["augment", "data"]),
     (
         "recipe",

@@ -335,7 +335,7 @@ fn a_run_starts_from_the_weights_of_another() {
     let refused = |init: &str, words: &str| refused_with(&place, &[&format!("init={init}")], words);
     refused("nowhere", "there is nothing of that name");
     fs::write(place.path("bad.safetensors"), "no tensors").unwrap();
-    refused(&place.path("bad.safetensors").display().to_string(), "damaged");
+    refused(&place.path("bad.safetensors").display().to_string(), "neither a safetensors file nor one that");
     // DINO evaluates its teacher, so that is what another run starts from
     let dino = "[method.dino]\nprototypes = 32\nhidden = 32\nbottleneck = 8\nfreeze_steps = 0\n";
     let dino = SIMCLR.replace("[method.simclr]\nhidden = 32\nout = 16\n", dino).replace("[ema]\nmomentum = 0.9\n", "");
@@ -358,6 +358,58 @@ fn a_run_starts_from_the_weights_of_another() {
     refused_with(&place, &[narrow, &init], "`bn1.bias` is [8] there and [4] in the recipe");
     refused_with(&place, &["init=/dev/null"], "neither a file nor a folder");
     refused_with(&place, &[&format!("init={}", place.path("").display())], "neither a run folder nor a checkpoint");
+}
+
+/// Writes tensors of single precision under other names.
+fn write_renamed(path: &std::path::Path, from: &[u8], name: impl Fn(&str) -> Option<String>) {
+    let file = safetensors::SafeTensors::deserialize(from).unwrap();
+    let renamed = file.iter().filter_map(|(old, view)| Some((name(old)?, view)));
+    fs::write(path, safetensors::serialize(renamed, None).unwrap()).unwrap();
+}
+
+#[test]
+fn a_run_starts_from_the_weights_of_another_program() {
+    let place = Place::new(SIMCLR);
+    place.run("first", &["--ranks", "1"]);
+    let file = place.path("first/checkpoints/step-00000006/ema.safetensors");
+    let own = fs::read(&file).unwrap();
+    let whole = place.run("own", &["--ranks", "1", &format!("init={}", file.display())]);
+
+    // the same weights as MoCo calls them, beside its head and its second network: the same run
+    let moco = place.path("moco.safetensors");
+    write_renamed(&moco, &own, |name| match name.strip_prefix("backbone.") {
+        Some(rest) => Some(format!("state_dict.module.encoder_q.{rest}")),
+        None => Some(format!("state_dict.module.encoder_q.fc.{name}")),
+    });
+    let init = format!("init={}", moco.display());
+    place.run("moco", &["--ranks", "2", &init]).assert_same(&whole, "other names");
+    let output = place.output("moco", &["--ranks", "1", &init, "--dry-run"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("the peak rate is") && output.status.success(), "{text}");
+
+    // one tensor of a hundred missing: drawn, and said; half of them: refused unless asked for
+    let most = place.path("most.safetensors");
+    write_renamed(&most, &own, |name| {
+        Some(name.strip_prefix("backbone.")?.to_owned()).filter(|name| name != "bn1.bias")
+    });
+    let output = place.output("most", &["--ranks", "1", &format!("init={}", most.display())]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("are drawn: `bn1.bias`"), "{text}");
+    let half = place.path("half.safetensors");
+    write_renamed(&half, &own, |name| {
+        Some(name.strip_prefix("backbone.")?.to_owned()).filter(|name| !name.contains("bn2"))
+    });
+    let init = format!("init={}", half.display());
+    refused_with(&place, &[&init], "tensors of the backbone are there)");
+    let options = [init.as_str(), "init_allow_partial=true"];
+    let partial = place.run("partial", &[&options[..], &["--ranks", "2"]].concat());
+    fs::remove_dir_all(place.path("partial/checkpoints/step-00000006")).unwrap();
+    place.run("partial", &[&options[..], &["--ranks", "1"]].concat()).assert_same(&partial, "resumed");
+
+    // what is of another network is not half taken
+    let more = place.path("more.safetensors");
+    write_renamed(&more, &own, |name| Some(name.strip_prefix("backbone.")?.replace("layer4.1", "layer4.2")));
+    refused_with(&place, &[&format!("init={}", more.display())], "the recipe's backbone has not");
 }
 
 /// Long enough that a signal arrives before the end.

@@ -1,5 +1,6 @@
 //! Golden cases of kind `adapters`: position embeddings that are computed or resized.
 
+use autodidact::interop::{adapt_channels, resample_patches};
 use autodidact::model::position::{Bicubic, resize_matrix, sincos_table};
 
 use super::{Array, Case, Checks, Outcome};
@@ -15,9 +16,35 @@ pub(super) fn run(case: &Case) -> Outcome {
         resized(case, &[("out", Bicubic::Plain)], 1)
     } else if name.starts_with("dinov2_pos_embed") {
         resized(case, &[("out_offset0_aa", Bicubic::Antialias), ("out_offset0_noaa", Bicubic::Plain)], 1)
+    } else if name.starts_with("timm_patch_embed") {
+        patches(case)
+    } else if name.starts_with("timm_adapt_input_conv") {
+        channels(case)
     } else {
         Outcome::NotYet("no runner for this adapter yet".to_owned())
     }
+}
+
+fn patches(case: &Case) -> Outcome {
+    let (from, to, weight) = (pair(case, "old"), pair(case, "new"), case.tensor("weight"));
+    let mut checks = Checks::default();
+    for (name, kind) in [("out_aa", Bicubic::Antialias), ("out_noaa", Bicubic::Plain)] {
+        let Some(expected) = case.tensors.get(name) else { continue };
+        let got = resample_patches(&weight.f32(), from, to, kind).expect("resizing has a pseudo-inverse");
+        checks.relative_to_max(name, &got, expected, case.tolerance("rel_to_max"));
+    }
+    Outcome::Compared(checks)
+}
+
+fn channels(case: &Case) -> Outcome {
+    let weight = case.tensor("weight");
+    let area = weight.shape[2] * weight.shape[3];
+    let mut checks = Checks::default();
+    for (name, expected) in case.tensors.iter().filter(|(name, _)| name.starts_with("out_")) {
+        let got = adapt_channels(&weight.f32(), weight.shape[1], expected.shape[1], area);
+        checks.absolute(name, &got, expected, case.tolerance("abs"));
+    }
+    Outcome::Compared(checks)
 }
 
 /// A count or a pair of them.

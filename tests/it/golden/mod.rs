@@ -5,6 +5,7 @@
 
 mod adapters;
 mod augment;
+mod checkpoints;
 mod evaluation;
 mod losses;
 mod models;
@@ -172,7 +173,7 @@ fn say(text: &str) {
 }
 
 /// Kinds whose parts of the product are all there: a case that cannot be run fails.
-const COMPLETE: [&str; 3] = ["losses", "models", "optim"];
+const COMPLETE: [&str; 4] = ["checkpoints", "losses", "models", "optim"];
 
 /// Outputs of a model that nothing was compared with.
 fn forgotten(case: &Case, checks: &Checks) -> Vec<String> {
@@ -260,6 +261,11 @@ fn golden_augment() {
 }
 
 #[test]
+fn golden_checkpoints() {
+    run_kind("checkpoints", checkpoints::run);
+}
+
+#[test]
 fn golden_evaluation() {
     run_kind("evaluation", evaluation::run);
 }
@@ -281,7 +287,7 @@ fn golden_optim() {
 
 #[test]
 fn golden_kinds_without_a_runner_are_said() {
-    const WITH_RUNNER: [&str; 6] = ["adapters", "augment", "evaluation", "losses", "models", "optim"];
+    const WITH_RUNNER: [&str; 7] = ["adapters", "augment", "checkpoints", "evaluation", "losses", "models", "optim"];
     let folders = std::fs::read_dir(folder()).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
     for kind in folders.filter_map(|entry| entry.file_name().into_string().ok()) {
         if !WITH_RUNNER.contains(&kind.as_str()) {

@@ -92,7 +92,7 @@ fn folder_config(case: &Case) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-fn load<M: Module>(module: M, tensors: &BTreeMap<String, Array>, device: &Device) -> (M, Layout) {
+pub(super) fn load<M: Module>(module: M, tensors: &BTreeMap<String, Array>, device: &Device) -> (M, Layout) {
     let layout = Layout::of(&module);
     let values = tensors.iter().map(|(name, array)| (name.clone(), array.f32())).collect();
     let (weights, buffers) = layout.collect(&values).unwrap_or_else(|e| panic!("{e}"));
@@ -102,7 +102,7 @@ fn load<M: Module>(module: M, tensors: &BTreeMap<String, Array>, device: &Device
     (write(module, &layout, &Flat::upload(weights, buffers, device), device), layout)
 }
 
-fn scope() -> Scope {
+pub(super) fn scope() -> Scope {
     Scope::new(0, &Device::flex().autodiff())
 }
 
@@ -112,11 +112,11 @@ fn tensor<const D: usize>(array: &Array, device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(array.f32(), array.shape.clone()), device)
 }
 
-fn input(case: &Case) -> Tensor<4> {
+pub(super) fn input(case: &Case) -> Tensor<4> {
     tensor::<4>(case.tensor("x"), &Device::flex().autodiff()).require_grad()
 }
 
-fn values<const D: usize>(x: &Tensor<D>) -> Vec<f32> {
+pub(super) fn values<const D: usize>(x: &Tensor<D>) -> Vec<f32> {
     x.clone().into_data().try_to_vec().unwrap()
 }
 
