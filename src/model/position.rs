@@ -29,8 +29,11 @@ pub fn sincos_table([height, width]: [usize; 2], dim: usize) -> Vec<f32> {
 pub enum Bicubic {
     /// The kernel widens when shrinking (torch's `antialias=True`, a = -0.5): timm.
     Antialias,
-    /// Plain (a = -0.75, borders repeated): MAE, DINO, Hugging Face.
+    /// Plain (a = -0.75, borders repeated): MAE, DINOv2 without offset, Hugging Face.
     Plain,
+    /// Plain, with a grid a tenth of a cell larger than it is, as the code of DINO and iBOT has it against rounding down
+    /// (`scale_factor = (n + 0.1) / m`); DINOv2's `interpolate_offset = 0.1`.
+    PlainOffset,
 }
 
 /// Returns the matrix that resizes a grid, `[to.0 * to.1, from.0 * from.1]`, row-major, as torch's bicubic `interpolate` with
@@ -51,7 +54,8 @@ pub fn resize_matrix(from: [usize; 2], to: [usize; 2], kind: Bicubic) -> Vec<f32
 /// Returns the weights of one axis, `[to, from]`, row-major.
 #[must_use]
 pub fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
-    let scale = from as f64 / to as f64;
+    let offset = if kind == Bicubic::PlainOffset { 0.1 } else { 0.0 };
+    let scale = from as f64 / (to as f64 + offset);
     let mut weights = vec![0.0; to * from];
     for (at, row) in weights.chunks_mut(from).enumerate() {
         let centre = scale * (at as f64 + 0.5);
@@ -68,7 +72,7 @@ pub fn axis_weights(from: usize, to: usize, kind: Bicubic) -> Vec<f64> {
                     *weight /= total;
                 }
             }
-            Bicubic::Plain => {
+            Bicubic::Plain | Bicubic::PlainOffset => {
                 let source = centre - 0.5;
                 let floor = source.floor();
                 for offset in -1..=2 {
@@ -111,11 +115,14 @@ mod tests {
 
     #[test]
     fn resizing_keeps_constants_and_the_same_size_is_the_identity() {
-        for kind in [Bicubic::Antialias, Bicubic::Plain] {
+        for kind in [Bicubic::Antialias, Bicubic::Plain, Bicubic::PlainOffset] {
             for (from, to) in [([4, 5], [7, 3]), ([14, 14], [5, 5]), ([2, 2], [9, 4])] {
                 for row in resize_matrix(from, to, kind).chunks(from[0] * from[1]) {
                     assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
                 }
+            }
+            if kind == Bicubic::PlainOffset {
+                continue; // it resizes a grid to its own size too, where the code that has it does not call it
             }
             let same = resize_matrix([3, 4], [3, 4], kind);
             let expected = |i: usize| if i / 12 == i % 12 { 1.0 } else { 0.0 };
