@@ -122,6 +122,16 @@ pub enum LaunchError {
         /// Its value.
         value: String,
     },
+    /// More processes on a node than GPUs.
+    #[error(
+        "process {local} of its node has no GPU: {visible} are visible, and processes of a node are counted from 0\nhint: start one process for each GPU, or see CUDA_VISIBLE_DEVICES; `--device cpu` computes without"
+    )]
+    NoGpu {
+        /// Number of the process on its node.
+        local: usize,
+        /// GPUs that it may use.
+        visible: usize,
+    },
     /// A process number beyond the number of processes.
     #[error("{rank_name} is {rank}, but there are {size} processes, 0 to {last} ({size_name})\nhint: count processes from 0", last = size.saturating_sub(1))]
     OutOfRange {
@@ -289,6 +299,18 @@ impl Launch {
             restarts,
             note: None,
         })
+    }
+
+    /// Returns which of the `visible` GPUs this process computes on: the one that it sees alone (`CUDA_VISIBLE_DEVICES` of each task), or the one with its number on the node.
+    ///
+    /// # Errors
+    /// When there is none for it.
+    pub fn gpu(&self, visible: usize) -> Result<usize, LaunchError> {
+        match visible {
+            1 => Ok(0),
+            visible if self.local < visible => Ok(self.local),
+            visible => Err(LaunchError::NoGpu { local: self.local, visible }),
+        }
     }
 
     /// A process that nobody launched.
@@ -557,6 +579,20 @@ mod tests {
         assert_eq!(place(&format!("{master} SLURM_JOB_ID=7 SLURM_STEP_ID=3")).1, "7.3");
         let wrong = refused(&format!("RANK=0 WORLD_SIZE=2 {master} AUTODIDACT_STORE_PORT=0"));
         assert!(wrong.starts_with("AUTODIDACT_STORE_PORT is \"0\", not a port"), "{wrong}");
+    }
+
+    #[test]
+    fn every_process_of_a_node_has_a_gpu_or_is_refused() {
+        let launch = launch("RANK=6 WORLD_SIZE=8 LOCAL_RANK=2").unwrap();
+        assert_eq!([8, 3, 1].map(|visible| launch.gpu(visible)), [Ok(2), Ok(2), Ok(0)]);
+        for visible in [0, 2] {
+            let refused = launch.gpu(visible).unwrap_err().to_string();
+            assert!(
+                refused.starts_with(&format!("process 2 of its node has no GPU: {visible} are visible")),
+                "{refused}"
+            );
+        }
+        assert_eq!(Launch::alone().gpu(4), Ok(0));
     }
 
     #[test]

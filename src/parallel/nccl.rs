@@ -203,7 +203,9 @@ impl Library {
                     let version = library.number()?;
                     return if version < OLDEST { Err(NcclError::Old(version_text(version))) } else { Ok(library) };
                 }
-                Err(error) if cause.is_empty() => cause = error.to_string(),
+                Err(error) if cause.is_empty() => {
+                    cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                }
                 Err(_) => {}
             }
         }
@@ -869,7 +871,14 @@ fn count(number: usize) -> Result<c_int, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use super::super::collective::{Collective, Tensors, ThreadRank};
+    use super::super::config::Reduction;
+    use super::super::processes::ProcessRank;
     use super::super::store::Store;
+    use super::super::transport::Link;
+    use super::super::tree::{TreeSum, share};
     use super::*;
 
     /// Tells whether there is a GPU and NCCL, and says so if not.
@@ -888,11 +897,23 @@ mod tests {
         }
     }
 
-    fn start(processes: usize) -> Vec<Result<Nccl, NcclError>> {
-        let deadline = Duration::from_secs(60);
-        let stores = Store::together(processes, deadline);
+    /// Connects processes that are threads of the test, each with the GPU that `gpu` names for it, and runs `work` in each.
+    fn run<R: Send>(
+        processes: usize,
+        seconds: u64,
+        gpu: impl Fn(usize) -> usize + Sync,
+        work: impl Fn(Nccl) -> R + Sync,
+    ) -> Vec<Result<R, String>> {
+        let stores = Store::together(processes, Duration::from_secs(60));
+        let (gpu, work) = (&gpu, &work);
         std::thread::scope(|scope| {
-            let start = |store: Store| scope.spawn(move || Nccl::start(Arc::new(store), 0, deadline));
+            let start = |store: Store| {
+                scope.spawn(move || {
+                    let gpu = gpu(store.process());
+                    let nccl = Nccl::start(Arc::new(store), gpu, Duration::from_secs(seconds));
+                    nccl.map(work).map_err(|error| error.to_string())
+                })
+            };
             let threads: Vec<_> = stores.into_iter().map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
@@ -903,7 +924,7 @@ mod tests {
         if there_is_no_gpu("gpu_one_process_does_every_operation") {
             return;
         }
-        let nccl = start(1).remove(0).unwrap();
+        let nccl = run(1, 60, |_| 0, |nccl| nccl).remove(0).unwrap();
         let sum = nccl.sum("a sum", vec![0.1, 1e-40, -3.0]).unwrap();
         assert_eq!(sum, [0.1, 1e-40, -3.0]);
         let message = Arc::new(b"to itself".to_vec());
@@ -925,10 +946,157 @@ mod tests {
         if there_is_no_gpu("gpu_two_processes_on_one_gpu_are_refused") {
             return;
         }
-        for outcome in start(2) {
-            let error = outcome.unwrap_err().to_string();
+        for outcome in run(2, 60, |_| 0, drop) {
+            let error = outcome.unwrap_err();
             assert!(error.starts_with("processes 0 and 1 have the same GPU (GPU-"), "{error}");
             assert!(error.contains("hint: start one process for each GPU"), "{error}");
+        }
+    }
+
+    #[test]
+    fn gpu_several_follow_the_canonical_tree_and_move_memory() {
+        let test = "gpu_several_follow_the_canonical_tree_and_move_memory";
+        if there_is_no_gpu(test) {
+            return;
+        }
+        let gpus = gpus().unwrap();
+        if gpus < 2 {
+            eprintln!("skipped {test}: one GPU only");
+            return;
+        }
+        let leaves = 6;
+        let leaf = |index: usize| -> Tensors {
+            let tensor = |length: usize| (0..length).map(|j| 1.0 / (index * 31 + j * 7 + 1) as f32).collect();
+            vec![tensor(3), tensor(0), tensor(4001)]
+        };
+        let mut sum = TreeSum::new(leaves);
+        (0..leaves).for_each(|index| sum.push_leaf(index, leaf(index)));
+        let expected = sum.finish();
+        for processes in 2..=gpus.min(4) {
+            let outcomes = run(
+                processes,
+                60,
+                |process| process,
+                |nccl| {
+                    let me = nccl.process();
+                    let floats = |values: &[f32]| nccl.memory(bytemuck::cast_slice(values)).unwrap();
+                    let read =
+                        |memory: &DeviceMemory| bytemuck::pod_collect_to_vec::<u8, f32>(&nccl.read(memory).unwrap());
+                    // process p has p + 1 for everyone
+                    let (mut all, mut own) = (floats(&vec![me as f32 + 1.0; processes]), floats(&[0.0]));
+                    nccl.reduce_scatter("reduce-scatter", &all, &mut own).unwrap();
+                    let total = (processes * (processes + 1) / 2) as f32;
+                    assert_eq!(read(&own), [total]);
+                    nccl.all_reduce("all-reduce", &mut own).unwrap();
+                    assert_eq!(read(&own), [total * processes as f32]);
+                    let mut mine = floats(&[me as f32]);
+                    nccl.all_gather("all-gather", &mine, &mut all).unwrap();
+                    assert_eq!(read(&all), (0..processes).map(|process| process as f32).collect::<Vec<_>>());
+                    nccl.broadcast("broadcast", &mut mine, 1).unwrap();
+                    assert_eq!(read(&mine), [1.0]);
+                    match me {
+                        0 => nccl.send("send", &floats(&[-0.0]), 1).unwrap(),
+                        1 => nccl.recv("recv", &mut mine, 0).unwrap(),
+                        _ => {}
+                    }
+                    assert!(me != 1 || read(&mine)[0].is_sign_negative());
+
+                    let mut totals = Vec::new();
+                    let link = Arc::new(Link::new(Arc::new(nccl)));
+                    for reduction in [Reduction::Canonical, Reduction::Fast] {
+                        let rank = ProcessRank::new(ThreadRank::world(1).remove(0), Arc::clone(&link), reduction);
+                        let mut sum = TreeSum::new(leaves);
+                        share(leaves, me, processes).for_each(|index| sum.push_leaf(index, leaf(index)));
+                        totals.push(rank.reduce(leaves, sum.into_nodes()).unwrap().unwrap());
+                    }
+                    link.finish().unwrap();
+                    totals
+                },
+            );
+            for totals in outcomes {
+                let totals = totals.unwrap();
+                assert_eq!(totals[0], expected, "{processes} processes");
+                for (got, expected) in totals[1].iter().flatten().zip(expected.iter().flatten()) {
+                    assert!((got - expected).abs() <= 1e-6, "{got} {expected}");
+                }
+            }
+        }
+    }
+
+    /// The reason that ends an operation of three processes against the stand-in, unless it is not set up to fail.
+    fn ends_with(setting: &str, seconds: u64) -> Option<Vec<String>> {
+        std::env::var_os(setting)?;
+        let outcomes = run(
+            3,
+            seconds,
+            |process| process,
+            |nccl| {
+                let link = Arc::new(Link::new(Arc::new(nccl)));
+                let rank = ProcessRank::new(ThreadRank::world(1).remove(0), link, Reduction::Canonical);
+                let outcome = (0..3).try_for_each(|_| rank.all_gather(vec![1.0]).map(drop));
+                outcome.unwrap_err().reason
+            },
+        );
+        Some(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|error| error)).collect())
+    }
+
+    #[test]
+    fn stand_in_that_fails_ends_all_with_its_words() {
+        let Some(reasons) = ends_with("STAND_IN_FAIL", 60) else { return };
+        for reason in reasons {
+            let words = "at operation 0, all-gather of f32: remote process exited or there was a network error (stand-in: on purpose)";
+            assert!(reason.contains("NCCL failed ") && reason.ends_with(words), "{reason}");
+        }
+    }
+
+    #[test]
+    fn stand_in_that_never_answers_ends_all_at_the_deadline() {
+        let Some(reasons) = ends_with("STAND_IN_SILENT", 1) else { return };
+        for reason in reasons {
+            let words =
+                "NCCL did not finish within 1 s, at operation 0, all-gather of f32, though every process is there";
+            assert!(reason.ends_with(words), "{reason}");
+        }
+    }
+
+    #[test]
+    fn stand_in_that_is_too_old_is_refused() {
+        let Some(reasons) = ends_with("STAND_IN_VERSION", 60) else { return };
+        for reason in reasons {
+            assert!(reason.starts_with("NCCL 2.10.3 is too old\nhint: "), "{reason}");
+        }
+    }
+
+    /// Runs the tests above again, with libraries that stand in for CUDA's driver and NCCL on the host's memory.
+    #[test]
+    fn the_calls_fit_together_against_stand_ins_of_the_libraries() {
+        let folder = tempfile::tempdir().unwrap();
+        let driver = folder.path().join("libcuda.so.1");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in/cuda_and_nccl.c");
+        let flags = ["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", source, "-o"];
+        match Command::new("cc").args(flags).arg(&driver).output() {
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+            Err(error) => {
+                eprintln!("skipped: no C compiler `cc` ({error})");
+                return;
+            }
+        }
+        std::fs::hard_link(&driver, folder.path().join("libnccl.so.2")).unwrap();
+        let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let paths = std::iter::once(folder.path().to_owned()).chain(std::env::split_paths(&paths));
+        let paths = std::env::join_paths(paths).unwrap();
+        for (setting, value, tests, count) in [
+            ("STAND_IN_GPUS", "4", "gpu_", 3),
+            ("STAND_IN_FAIL", "3", "stand_in_that_fails", 1),
+            ("STAND_IN_SILENT", "1", "stand_in_that_never_answers", 1),
+            ("STAND_IN_VERSION", "21003", "stand_in_that_is_too_old", 1),
+        ] {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args([&format!("parallel::nccl::tests::{tests}"), "--nocapture"]);
+            let output = command.env("LD_LIBRARY_PATH", &paths).env(setting, value).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !said.contains("skipped"), "{setting}={value}: {said}");
+            assert!(said.contains(&format!("test result: ok. {count} passed")), "{setting}={value}: {said}");
         }
     }
 

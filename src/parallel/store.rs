@@ -298,11 +298,12 @@ impl Store {
         let started = Instant::now();
         let mut state = lock(&self.inbox.state);
         loop {
-            if let Some(reason) = &state.stopped {
-                return Err(Aborted { reason: reason.clone() });
-            }
+            // what has arrived counts, even if the others have ended since
             if let Some((_, values)) = state.all.take_if(|(complete, _)| *complete == number) {
                 return Ok(values);
+            }
+            if let Some(reason) = &state.stopped {
+                return Err(Aborted { reason: reason.clone() });
             }
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
             if left == Some(Duration::ZERO) {
@@ -426,7 +427,8 @@ struct Gathering {
     /// Who came first, and for what.
     first: (usize, String),
     started: Instant,
-    deadline: Option<Duration>,
+    /// The first of the deadlines of those that wait.
+    until: Option<Instant>,
     values: Vec<Option<Vec<u8>>>,
 }
 
@@ -455,10 +457,8 @@ impl Hub {
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
             let mut members = lock(&self.members);
-            let late = members
-                .gather
-                .as_ref()
-                .filter(|gather| gather.deadline.is_some_and(|at| gather.started.elapsed() >= at));
+            let late =
+                members.gather.as_ref().filter(|gather| gather.until.is_some_and(|until| until <= Instant::now()));
             if let Some(gather) = late {
                 let reason = members.missing(gather);
                 self.stop(&mut members, &reason);
@@ -474,7 +474,9 @@ impl Hub {
         let hello = match read_hello(&mut stream, Instant::now() + PROMPT) {
             Ok(hello) => hello,
             Err(said) => {
-                lock(&self.members).strangers.push(format!("{address} {said}"));
+                lock(&self.members)
+                    .strangers
+                    .push(format!("{} {said}", SocketAddr::new(address.ip().to_canonical(), address.port())));
                 return;
             }
         };
@@ -574,9 +576,11 @@ impl Hub {
             number,
             first: (process, operation.clone()),
             started: Instant::now(),
-            deadline,
+            until: None,
             values: vec![None; processes],
         });
+        let until = deadline.map(|deadline| Instant::now() + deadline);
+        gather.until = gather.until.into_iter().chain(until).min();
         if (gather.number, &gather.first.1) != (number, &operation) {
             let (first, name) = &gather.first;
             let reason = format!(
