@@ -247,7 +247,7 @@ fn over_mpi(
     if !cuda {
         return Ok((mpi, DeviceChoice::Cpu));
     }
-    over_nccl(launch, mpi, deadline, device)
+    over_nccl(launch, &(mpi as Arc<dyn Control>), deadline, device)
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -266,7 +266,7 @@ fn over_store(
     deadline: Duration,
     device: DeviceChoice,
 ) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
-    use crate::parallel::{Meeting, Store};
+    use crate::parallel::{Control, Meeting, Store};
 
     let Some(master) = launch.meeting.clone() else {
         return Err(Failure::message(Kind::Usage, "MASTER_ADDR does not say where processes meet"));
@@ -280,7 +280,7 @@ fn over_store(
         deadline,
     };
     let store = Store::open(&meeting).map_err(|error| Failure::new(Kind::Failure, error))?;
-    over_nccl(launch, Arc::new(store), deadline, device)
+    over_nccl(launch, &(Arc::new(store) as Arc<dyn Control>), deadline, device)
 }
 
 #[cfg(not(feature = "nccl"))]
@@ -296,22 +296,21 @@ fn over_store(
 #[cfg(feature = "nccl")]
 fn over_nccl(
     launch: &Launch,
-    control: Arc<dyn crate::parallel::Control>,
+    control: &Arc<dyn crate::parallel::Control>,
     deadline: Duration,
     device: DeviceChoice,
 ) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
     use crate::parallel::{Nccl, gpus};
 
     let start = || {
-        let gpu = match device {
-            DeviceChoice::Cuda(Some(gpu)) => gpu,
-            _ => {
-                let visible = gpus().map_err(|error| Failure::new(Kind::Failure, error))?;
-                launch.gpu(visible).map_err(|error| Failure::new(Kind::Usage, error))?
-            }
+        let gpu = if let DeviceChoice::Cuda(Some(gpu)) = device {
+            gpu
+        } else {
+            let visible = gpus().map_err(|error| Failure::new(Kind::Failure, error))?;
+            launch.gpu(visible).map_err(|error| Failure::new(Kind::Usage, error))?
         };
         let nccl =
-            Nccl::start(Arc::clone(&control), gpu, deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
+            Nccl::start(Arc::clone(control), gpu, deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
         let transport: Arc<dyn Transport> = Arc::new(nccl);
         Ok((transport, DeviceChoice::Cuda(Some(gpu))))
     };
@@ -322,7 +321,7 @@ fn over_nccl(
 #[cfg(all(feature = "mpi", not(feature = "nccl")))]
 fn over_nccl(
     _launch: &Launch,
-    _control: Arc<dyn crate::parallel::Control>,
+    _control: &Arc<dyn crate::parallel::Control>,
     _deadline: Duration,
     _device: DeviceChoice,
 ) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {

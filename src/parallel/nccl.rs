@@ -1,6 +1,6 @@
 //! NCCL between processes that have a GPU each (feature `nccl`, part of `cuda`).
 //!
-//! What the engine reduces are vectors on the host, so a message is copied into memory of the GPU, sent from there (NVLink, InfiniBand, whatever NCCL finds) and copied back;
+//! What the engine reduces are vectors on the host, so a message is copied into memory of the GPU, sent from there (`NVLink`, `InfiniBand`, whatever NCCL finds) and copied back;
 //! the canonical tree is added up on the host, by the same code as under MPI, so the bits are the same. `reduction = "fast"` is NCCL's all-reduce in fp32. [`Nccl`] has the operations on memory of the
 //! GPU too; the engine does not use those yet.
 //!
@@ -151,7 +151,7 @@ macro_rules! functions {
         /// The functions of NCCL that are used; the library is never closed.
         struct Library {
             $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
-            _library: libloading::Library,
+            _opened: libloading::Library,
         }
 
         impl Library {
@@ -159,7 +159,7 @@ macro_rules! functions {
                 Ok(Self {
                     // SAFETY: the signatures are those of nccl.h, and the library stays open as long as they are there
                     $($field: *unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol) }?,)*
-                    _library: library,
+                    _opened: library,
                 })
             }
         }
@@ -325,7 +325,8 @@ impl Gpu {
             driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(driver_error("make a stream"))?;
         let event = driver::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
             .map_err(driver_error("make an event"))?;
-        let uuid = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();
+        let bytes: [u8; 16] = bytemuck::cast(uuid.bytes);
+        let uuid = format!("{:032x}", u128::from_be_bytes(bytes));
         Ok(Self { context, stream, event, uuid, lost: AtomicBool::new(false) })
     }
 
@@ -463,6 +464,11 @@ struct NcclCommunicator {
 
 // SAFETY: NCCL's communicators may be used by any thread, one at a time
 unsafe impl Send for NcclCommunicator {}
+
+/// A communicator that nobody else has any more.
+struct Last(Comm);
+// SAFETY: as for `NcclCommunicator`
+unsafe impl Send for Last {}
 
 impl NcclCommunicator {
     fn connect(&mut self, id: UniqueId) -> Result<(), String> {
@@ -618,10 +624,6 @@ impl Communicator for NcclCommunicator {
         if comm.is_null() {
             return;
         }
-        /// A communicator that nobody else has any more.
-        struct Last(Comm);
-        // SAFETY: as for `NcclCommunicator`
-        unsafe impl Send for Last {}
         let last = Last(comm);
         let (library, gpu) = (self.library, Arc::clone(&self.gpu));
         let (tell, told) = channel();
@@ -694,9 +696,8 @@ impl Nccl {
             if process == 0 { bytemuck::cast_slice(&library.unique_id()?.internal).to_vec() } else { Vec::new() };
         let ids = control.all_gather("NCCL's unique id", &own, Patience::Deadline)?;
         let mut id = UniqueId { internal: [0; 128] };
-        for (to, from) in id.internal.iter_mut().zip(ids.first().into_iter().flatten()) {
-            *to = from.cast_signed() as c_char;
-        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut id.internal);
+        bytes.iter_mut().zip(ids.first().into_iter().flatten()).for_each(|(to, from)| *to = *from);
         let communicator = NcclCommunicator {
             library,
             gpu: Arc::clone(&gpu),
@@ -799,7 +800,7 @@ impl Nccl {
     /// # Errors
     /// As [`Transport::exchange`].
     pub fn broadcast(&self, operation: &str, values: &mut DeviceMemory, root: usize) -> Result<(), Aborted> {
-        let (place, number, root) = (values.at(&(0..values.bytes)), values.bytes, root as c_int);
+        let (place, number, root) = (values.at(&(0..values.bytes)), values.bytes, peer(root));
         // SAFETY: as in `all_reduce`
         self.wait(operation, |nccl, comm, stream| unsafe {
             (nccl.broadcast)(place, place.cast_mut(), number, UINT8, root, comm, stream)
@@ -811,7 +812,7 @@ impl Nccl {
     /// # Errors
     /// As [`Transport::exchange`].
     pub fn send(&self, operation: &str, values: &DeviceMemory, to: usize) -> Result<(), Aborted> {
-        let (from, number, to) = (values.at(&(0..values.bytes)), values.bytes, to as c_int);
+        let (from, number, to) = (values.at(&(0..values.bytes)), values.bytes, peer(to));
         // SAFETY: as in `all_reduce`
         self.wait(operation, |nccl, comm, stream| unsafe { (nccl.send)(from, number, UINT8, to, comm, stream) })
     }
@@ -821,7 +822,7 @@ impl Nccl {
     /// # Errors
     /// As [`Transport::exchange`].
     pub fn recv(&self, operation: &str, values: &mut DeviceMemory, from: usize) -> Result<(), Aborted> {
-        let (place, number, from) = (values.at(&(0..values.bytes)).cast_mut(), values.bytes, from as c_int);
+        let (place, number, from) = (values.at(&(0..values.bytes)).cast_mut(), values.bytes, peer(from));
         // SAFETY: as in `all_reduce`
         self.wait(operation, |nccl, comm, stream| unsafe { (nccl.recv)(place, number, UINT8, from, comm, stream) })
     }
@@ -864,6 +865,11 @@ impl fmt::Debug for Nccl {
     }
 }
 
+/// A process as NCCL counts them; one that is too large for it is none that it knows, and it says so.
+fn peer(process: usize) -> c_int {
+    c_int::try_from(process).unwrap_or(c_int::MAX)
+}
+
 /// A number of processes as NCCL takes it.
 fn count(number: usize) -> Result<c_int, String> {
     c_int::try_from(number).map_err(|_| format!("NCCL counts processes with an int, and there are {number}"))
@@ -904,7 +910,7 @@ mod tests {
         gpu: impl Fn(usize) -> usize + Sync,
         work: impl Fn(Nccl) -> R + Sync,
     ) -> Vec<Result<R, String>> {
-        let stores = Store::together(processes, Duration::from_secs(60));
+        let stores = Store::together(processes, Duration::from_mins(1));
         let (gpu, work) = (&gpu, &work);
         std::thread::scope(|scope| {
             let start = |store: Store| {

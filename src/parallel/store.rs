@@ -251,7 +251,7 @@ impl Store {
                 SocketAddr::from((Ipv6Addr::LOCALHOST, master.port)),
             ]
         });
-        let connected = connect(meeting, &master, own, &hello, started);
+        let connected = connect(meeting, &master, own.as_deref(), &hello, started);
         if let (Err(_), Some(hub)) = (&connected, &hub) {
             hub.close();
         }
@@ -276,7 +276,7 @@ impl Store {
     }
 
     fn send(&self, kind: Kind, body: &[u8]) -> io::Result<()> {
-        write_frame(&mut *lock(&self.stream), kind, body)
+        write_frame(&mut lock(&self.stream), kind, body)
     }
 
     fn gather(&self, operation: &str, value: &[u8], deadline: Option<Duration>) -> Result<Vec<Vec<u8>>, Aborted> {
@@ -494,7 +494,7 @@ impl Hub {
             match read_frame(&mut stream, 2 * LARGEST) {
                 Ok((Kind::Gather, body)) => match decode_gather(&body) {
                     Some((number, deadline, operation, value)) => {
-                        self.gather(process, number, deadline, operation, value)
+                        self.gather(process, number, deadline, &operation, value);
                     }
                     None => break format!("process {process} sends what is no gather"),
                 },
@@ -569,19 +569,19 @@ impl Hub {
         Ok(())
     }
 
-    fn gather(&self, process: usize, number: u64, deadline: Option<Duration>, operation: String, value: Vec<u8>) {
+    fn gather(&self, process: usize, number: u64, deadline: Option<Duration>, operation: &str, value: Vec<u8>) {
         let mut members = lock(&self.members);
         let processes = members.peers.len();
         let gather = members.gather.get_or_insert_with(|| Gathering {
             number,
-            first: (process, operation.clone()),
+            first: (process, operation.to_owned()),
             started: Instant::now(),
             until: None,
             values: vec![None; processes],
         });
         let until = deadline.map(|deadline| Instant::now() + deadline);
         gather.until = gather.until.into_iter().chain(until).min();
-        if (gather.number, &gather.first.1) != (number, &operation) {
+        if (gather.number, gather.first.1.as_str()) != (number, operation) {
             let (first, name) = &gather.first;
             let reason = format!(
                 "processes do different things: process {first} is at {name}, process {process} at {operation}"
@@ -666,7 +666,7 @@ fn listen(port: u16) -> Result<TcpListener, StoreError> {
 fn connect(
     meeting: &Meeting,
     master: &Master,
-    known: Option<Vec<SocketAddr>>,
+    known: Option<&[SocketAddr]>,
     hello: &Hello,
     started: Instant,
 ) -> Result<TcpStream, StoreError> {
@@ -675,7 +675,7 @@ fn connect(
     loop {
         let left = meeting.deadline.saturating_sub(started.elapsed());
         let seconds = meeting.deadline.as_secs();
-        let found = known.clone().map_or_else(|| resolve(master, left), Ok);
+        let found = known.map_or_else(|| resolve(master, left), |known| Ok(known.to_vec()));
         let cause = match &found {
             Ok(addresses) => match attempt(addresses, master, hello, left) {
                 Ok(stream) => return Ok(stream),
