@@ -729,7 +729,9 @@ impl Nccl {
     /// Returns memory of the GPU that somebody else owns, such as a tensor's.
     ///
     /// # Safety
-    /// `pointer` is that of `bytes` bytes on this GPU, which stay and which nobody else uses as long as the result is there; what was to be written to them has been.
+    /// `pointer` is that of `bytes` bytes on this GPU, which stay and which nobody else uses as long as the result is there; what was to be written to them has been (burn: after `sync`).
+    /// When an operation on it fails, the bytes stay until the process ends.
+    #[must_use]
     pub unsafe fn borrow(&self, pointer: u64, bytes: usize) -> DeviceMemory {
         DeviceMemory { pointer, bytes, owned: false, gpu: Arc::clone(&self.gpu) }
     }

@@ -24,7 +24,9 @@ const OTHERS: [&str; 12] = [
 
 fn under(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
-    OTHERS.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in OTHERS {
+        command.env_remove(name);
+    }
     command.envs(variables.iter().copied()).args(arguments).output().unwrap()
 }
 
