@@ -10,8 +10,8 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device with this index.
-    Cuda(usize),
+    /// The CUDA device with this index, or the one that is this process's.
+    Cuda(Option<usize>),
 }
 
 /// A device, and what the user should know about the choice.
@@ -51,15 +51,32 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, DeviceError> {
             let note = "this machine has an NVIDIA driver, but this build is for the CPU; rebuild with `cargo build --features cuda`";
             Ok(cpu(Some(note.to_owned())))
         }
-        (DeviceChoice::Cuda(index), Driver::Present) if cfg!(feature = "cuda") => cuda(index),
-        (DeviceChoice::Cuda(_), _) if cfg!(not(feature = "cuda")) => Err(DeviceError {
-            reason: "`--device cuda`: this build is for the CPU".to_owned(),
-            hint: "rebuild with `cargo build --features cuda`, or use `--device cpu`".to_owned(),
-        }),
-        (DeviceChoice::Cuda(_), _) => Err(DeviceError {
-            reason: "`--device cuda`: no CUDA driver was found (libcuda)".to_owned(),
-            hint: "install the NVIDIA driver, or use `--device cpu`".to_owned(),
-        }),
+        (DeviceChoice::Cuda(index), Driver::Present) if cfg!(feature = "cuda") => cuda(index.unwrap_or(0)),
+        (DeviceChoice::Cuda(_), driver) => Err(no_cuda(&driver)),
+    }
+}
+
+/// Why CUDA cannot be had by name.
+fn no_cuda(driver: &Driver) -> DeviceError {
+    let (reason, hint) = match driver {
+        Driver::Absent if cfg!(feature = "cuda") => {
+            ("no CUDA driver was found (libcuda)", "install the NVIDIA driver, or use `--device cpu`")
+        }
+        _ => ("this build is for the CPU", "rebuild with `cargo build --features cuda`, or use `--device cpu`"),
+    };
+    DeviceError { reason: format!("`--device cuda`: {reason}"), hint: hint.to_owned() }
+}
+
+/// Tells whether a choice means a CUDA device here, without opening one.
+///
+/// # Errors
+/// When it was asked for by name and this build or this machine has none.
+pub fn means_cuda(choice: DeviceChoice) -> Result<bool, DeviceError> {
+    match (choice, cuda_driver()) {
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Driver::Absent) => Ok(false),
+        (DeviceChoice::Auto, Driver::Present) => Ok(cfg!(feature = "cuda")),
+        (DeviceChoice::Cuda(_), Driver::Present) if cfg!(feature = "cuda") => Ok(true),
+        (DeviceChoice::Cuda(_), driver) => Err(no_cuda(&driver)),
     }
 }
 

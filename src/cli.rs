@@ -300,8 +300,8 @@ impl FromStr for DeviceChoice {
         match (text, text.strip_prefix("cuda:").map(str::parse)) {
             ("auto", _) => Ok(Self::Auto),
             ("cpu", _) => Ok(Self::Cpu),
-            ("cuda", _) => Ok(Self::Cuda(0)),
-            (_, Some(Ok(index))) => Ok(Self::Cuda(index)),
+            ("cuda", _) => Ok(Self::Cuda(None)),
+            (_, Some(Ok(index))) => Ok(Self::Cuda(Some(index))),
             _ => Err("write `auto`, `cpu`, `cuda` or `cuda:1`".to_owned()),
         }
     }
@@ -312,7 +312,8 @@ impl fmt::Display for DeviceChoice {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
         }
     }
 }
@@ -347,7 +348,10 @@ mod tests {
             ["autodidact", "pretrain", "a.toml", "seed=1", "--ranks", "3", "batch.micro=8", "--device", "cuda:1"];
         let Command::Pretrain(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another command") };
         assert_eq!(args.recipe.overrides, ["seed=1", "batch.micro=8"]);
-        assert_eq!((args.ranks, args.device, args.resume), (Ranks::Count(3), DeviceChoice::Cuda(1), Resume::Auto));
+        assert_eq!(
+            (args.ranks, args.device, args.resume),
+            (Ranks::Count(3), DeviceChoice::Cuda(Some(1)), Resume::Auto)
+        );
     }
 
     #[test]

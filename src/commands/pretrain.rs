@@ -28,7 +28,7 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
         Failure::message(Kind::Usage, text)
             .hint("it breaks a run on purpose, for tests: unset it, or see src/parallel/fault.rs")
     })?;
-    let processes = Processes::connect(Duration::from_secs(args.timeout))?;
+    let processes = Processes::connect(Duration::from_secs(args.timeout), args.device)?;
     if let Some(fault) = fault {
         processes.say(&format!("note: AUTODIDACT_FAULT breaks this run on purpose: {fault}"));
     }
@@ -40,7 +40,7 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
     let started = SystemTime::now();
     let loaded = recipe::load(&args.recipe.recipe, &args.recipe.overrides)?;
     let backend::Chosen { device, description, note } =
-        backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
+        backend::choose(processes.device()).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = note {
         processes.say(&format!("note: {note}"));
     }

@@ -6,24 +6,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::say;
+use crate::backend::{self, DeviceChoice};
 use crate::error::{Failure, Kind};
-use crate::parallel::{Aborted, Launch, Link, Patience};
+use crate::parallel::{Aborted, Launch, Launcher, Link, Patience, Transport};
 
 /// This process among those of the run.
 pub(super) struct Processes {
     launch: Launch,
     link: Option<Arc<Link>>,
+    device: DeviceChoice,
     /// Cores for each process: as many as the one with the fewest has, shared with those that may use the same.
     cores: usize,
 }
 
 impl Processes {
-    /// Finds out who launched this process, and connects it with the others.
-    pub(super) fn connect(deadline: Duration) -> Result<Self, Failure> {
+    /// Finds out who launched this process, and connects it with the others: CPUs by MPI, GPUs by NCCL.
+    pub(super) fn connect(deadline: Duration, device: DeviceChoice) -> Result<Self, Failure> {
         let launch = Launch::detect().map_err(|error| Failure::new(Kind::Usage, error))?;
-        let link = if launch.processes > 1 { Some(Arc::new(connect(&launch, deadline)?)) } else { None };
+        let (link, device) = if launch.processes > 1 {
+            let (transport, device) = connect(&launch, deadline, device)?;
+            (Some(Arc::new(Link::new(transport))), device)
+        } else {
+            (None, device)
+        };
         let visible = super::pretrain::cores();
-        let mut processes = Self { launch, link, cores: visible };
+        let mut processes = Self { launch, link, device, cores: visible };
         if let Some(note) = &processes.launch.note {
             processes.say(&format!("note: {note}"));
         }
@@ -38,6 +45,11 @@ impl Processes {
             processes.agree("instruction set", crate::ops::instruction_set())?;
         }
         Ok(processes)
+    }
+
+    /// Returns the device of this process.
+    pub(super) fn device(&self) -> DeviceChoice {
+        self.device
     }
 
     /// Number of processes.
@@ -115,9 +127,7 @@ impl Processes {
         match outcome {
             Ok(()) => link.finish().map_err(stopped),
             Err(failure) => {
-                let text = failure.render(false);
-                let text = text.lines().next().unwrap_or_default();
-                link.abort(text.strip_prefix("error: ").unwrap_or(text));
+                link.abort(&first_line(&failure));
                 Err(failure)
             }
         }
@@ -149,37 +159,194 @@ fn stopped(aborted: Aborted) -> Failure {
     if hint.is_empty() { failure } else { failure.hint(hint) }
 }
 
-#[cfg(feature = "mpi")]
-fn connect(launch: &Launch, deadline: Duration) -> Result<Link, Failure> {
-    use crate::parallel::{Launcher, Mpi, Transport};
+/// What processes meet through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meets {
+    /// MPI, which started them.
+    Mpi,
+    /// The store of the launch.
+    Store,
+    /// Nothing that is known.
+    Nowhere,
+}
 
-    if let Some(launcher) = launch.launcher.filter(|launcher| !launcher.is_mpi() && *launcher != Launcher::Slurm) {
-        let text = format!("{launcher} started {} processes, and only MPI connects processes so far", launch.processes);
-        return Err(
-            Failure::message(Kind::Usage, text).hint("start them with `mpirun` or `srun`; see docs/distributed.md")
-        );
+/// Says through what the processes of a launch meet. (`srun` starts processes for MPI or for nobody; in a build with MPI they are MPI's.)
+pub(super) fn meets(launch: &Launch) -> Meets {
+    let for_mpi = launch.launcher.is_some_and(|launcher| launcher.is_mpi() || launcher == Launcher::Slurm);
+    if for_mpi && cfg!(feature = "mpi") {
+        Meets::Mpi
+    } else if launch.meeting.is_some() {
+        Meets::Store
+    } else {
+        Meets::Nowhere
     }
-    let mpi = Mpi::start(deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
-    if (mpi.process(), mpi.processes()) != (launch.process, launch.processes) {
+}
+
+/// Connects this process with the others of its launch; returns the device that it computes on, too.
+fn connect(
+    launch: &Launch,
+    deadline: Duration,
+    device: DeviceChoice,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    let launcher = launch.launcher.map_or_else(|| "a launcher".to_owned(), |launcher| launcher.to_string());
+    let started = format!("{launcher} started {} processes", launch.processes);
+    // found out before anything is connected: a process that cannot go on says so at once
+    let cuda = backend::means_cuda(device).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let cuda = cuda && (device != DeviceChoice::Auto || has_gpu());
+    match (meets(launch), cuda) {
+        (Meets::Mpi, _) => over_mpi(launch, deadline, device, cuda),
+        (Meets::Store, true) => over_store(launch, deadline, device),
+        (Meets::Nowhere, true) => {
+            let text = format!("{started}, and MASTER_ADDR does not say where their GPUs can meet");
+            let hint = "set MASTER_ADDR and MASTER_PORT to a name and a port of process 0's host, or start them with `mpirun` and a build with `--features cuda,mpi`";
+            Err(Failure::message(Kind::Usage, text).hint(hint))
+        }
+        (_, false) if cfg!(feature = "mpi") => {
+            let text = format!("{started}, and processes on CPUs are connected by MPI alone");
+            let hint = "start them with `mpirun` or `srun`; on GPUs, `--device cuda` in a build with `--features cuda`; see docs/distributed.md";
+            Err(Failure::message(Kind::Usage, text).hint(hint))
+        }
+        (_, false) => {
+            let text = format!("{started}, but this build cannot connect them");
+            let hint = "rebuild with `cargo build --features mpi` and start them with `mpirun` or `srun`, or start one process (`--ranks N` uses the cores of one machine)";
+            Err(Failure::message(Kind::Usage, text).hint(hint))
+        }
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(
+    launch: &Launch,
+    deadline: Duration,
+    device: DeviceChoice,
+    cuda: bool,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    use crate::parallel::{Control, Mpi};
+
+    let mpi = Arc::new(Mpi::start(deadline).map_err(|error| Failure::new(Kind::Failure, error))?);
+    let [process, processes] = [Transport::process(&*mpi), Transport::processes(&*mpi)];
+    if (process, processes) != (launch.process, launch.processes) {
         let text = format!(
-            "{} says process {} of {}, MPI says {} of {}",
+            "{} says process {} of {}, MPI says {process} of {processes}",
             launch.launcher.map_or_else(String::new, |launcher| launcher.to_string()),
             launch.process,
             launch.processes,
-            mpi.process(),
-            mpi.processes()
         );
         let hint = "start processes with the `mpirun` of the MPI that autodidact was built with, or with `srun --mpi=pmix` (or pmi2)";
         return Err(Failure::message(Kind::Usage, text).hint(hint));
     }
-    Ok(Link::new(Arc::new(mpi)))
+    let own = if cuda { "GPU" } else { "CPU" };
+    let all = mpi.all_gather("kind of device", own.as_bytes(), Patience::Deadline).map_err(stopped)?;
+    if let Some(other) = all.iter().position(|kind| kind != &all[0]) {
+        let kind = |process: usize| String::from_utf8_lossy(&all[process]).into_owned();
+        let text =
+            format!("processes differ: process 0 computes on the {}, process {other} on the {}", kind(0), kind(other));
+        let hint = "`--device cpu` or `--device cuda` for all; `autodidact launch-info` shows what each process has";
+        return Err(Failure::message(Kind::Usage, text).hint(hint));
+    }
+    if !cuda {
+        return Ok((mpi, DeviceChoice::Cpu));
+    }
+    over_nccl(launch, &(mpi as Arc<dyn Control>), deadline, device)
 }
 
 #[cfg(not(feature = "mpi"))]
-fn connect(launch: &Launch, _deadline: Duration) -> Result<Link, Failure> {
-    let launcher = launch.launcher.map_or_else(|| "a launcher".to_owned(), |launcher| launcher.to_string());
-    let text = format!("{launcher} started {} processes, but this build cannot connect them", launch.processes);
-    let hint =
-        "rebuild with `cargo build --features mpi`, or start one process (`--ranks N` uses the cores of one machine)";
-    Err(Failure::message(Kind::Usage, text).hint(hint))
+fn over_mpi(
+    _launch: &Launch,
+    _deadline: Duration,
+    _device: DeviceChoice,
+    _cuda: bool,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    Err(Failure::message(Kind::Usage, "this build has no MPI").hint("rebuild with `cargo build --features mpi`"))
+}
+
+#[cfg(feature = "nccl")]
+fn over_store(
+    launch: &Launch,
+    deadline: Duration,
+    device: DeviceChoice,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    use crate::parallel::{Control, Meeting, Store};
+
+    let Some(master) = launch.meeting.clone() else {
+        return Err(Failure::message(Kind::Usage, "MASTER_ADDR does not say where processes meet"));
+    };
+    let meeting = Meeting {
+        master,
+        job: launch.job.clone(),
+        build: digest_of_this_program(),
+        process: launch.process,
+        processes: launch.processes,
+        deadline,
+    };
+    let store = Store::open(&meeting).map_err(|error| Failure::new(Kind::Failure, error))?;
+    over_nccl(launch, &(Arc::new(store) as Arc<dyn Control>), deadline, device)
+}
+
+#[cfg(not(feature = "nccl"))]
+fn over_store(
+    _launch: &Launch,
+    _deadline: Duration,
+    _device: DeviceChoice,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    Err(no_nccl())
+}
+
+/// Connects the GPUs of processes that have met.
+#[cfg(feature = "nccl")]
+fn over_nccl(
+    launch: &Launch,
+    control: &Arc<dyn crate::parallel::Control>,
+    deadline: Duration,
+    device: DeviceChoice,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    use crate::parallel::{Nccl, gpus};
+
+    let start = || {
+        let gpu = if let DeviceChoice::Cuda(Some(gpu)) = device {
+            gpu
+        } else {
+            let visible = gpus().map_err(|error| Failure::new(Kind::Failure, error))?;
+            launch.gpu(visible).map_err(|error| Failure::new(Kind::Usage, error))?
+        };
+        let nccl =
+            Nccl::start(Arc::clone(control), gpu, deadline).map_err(|error| Failure::new(Kind::Failure, error))?;
+        let transport: Arc<dyn Transport> = Arc::new(nccl);
+        Ok((transport, DeviceChoice::Cuda(Some(gpu))))
+    };
+    // one that cannot go on says why, so that the others end with it
+    start().inspect_err(|failure: &Failure| control.abort(&first_line(failure)))
+}
+
+#[cfg(all(feature = "mpi", not(feature = "nccl")))]
+fn over_nccl(
+    _launch: &Launch,
+    _control: &Arc<dyn crate::parallel::Control>,
+    _deadline: Duration,
+    _device: DeviceChoice,
+) -> Result<(Arc<dyn Transport>, DeviceChoice), Failure> {
+    Err(no_nccl())
+}
+
+#[cfg(not(feature = "nccl"))]
+fn no_nccl() -> Failure {
+    Failure::message(Kind::Usage, "this build is for the CPU").hint("rebuild with `cargo build --features cuda`")
+}
+
+/// Tells whether there is a GPU, not only a driver.
+#[cfg(feature = "nccl")]
+fn has_gpu() -> bool {
+    crate::parallel::gpus().is_ok_and(|visible| visible > 0)
+}
+
+#[cfg(not(feature = "nccl"))]
+fn has_gpu() -> bool {
+    false
+}
+
+/// What a failure is, without its hint.
+fn first_line(failure: &Failure) -> String {
+    let text = failure.render(false);
+    let text = text.lines().next().unwrap_or_default();
+    text.strip_prefix("error: ").unwrap_or(text).to_owned()
 }

@@ -19,7 +19,7 @@ impl Aborted {
     pub fn hint(&self) -> &'static str {
         if self.reason.contains("was not heard of")
             || self.reason.contains("were not heard of")
-            || self.reason.contains("MPI did not finish")
+            || self.reason.contains("did not finish within")
         {
             "the same command goes on from the newest checkpoint, if there is one; if a process was only slow, raise `--timeout`"
         } else {

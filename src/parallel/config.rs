@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// How processes add up gradients: `"canonical"`, the same bits on any number of processes, or `"fast"`, by MPI's all-reduce, whose
+    /// How processes add up gradients: `"canonical"`, the same bits on any number of processes, or `"fast"`, by the all-reduce of MPI or NCCL, whose
     /// order of additions is its own. Rank threads of one process always add up canonically.
     pub reduction: Reduction,
 }

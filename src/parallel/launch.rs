@@ -74,8 +74,12 @@ pub struct Launch {
     pub local_processes: Option<usize>,
     /// Number of this node, if the launcher says so.
     pub node: Option<usize>,
-    /// Where processes meet without MPI.
+    /// What the launcher calls the master (`MASTER_ADDR`, `MASTER_PORT`), or the first host of a Slurm job.
     pub master: Option<Master>,
+    /// Where processes meet without MPI: at the master, on a port that nobody else listens on.
+    pub meeting: Option<Master>,
+    /// Name of the job, which tells it from others, and from itself before a restart; empty if the launcher gives none.
+    pub job: String,
     /// How often the launcher has started this job again.
     pub restarts: u32,
     /// What the user may not expect.
@@ -107,6 +111,26 @@ pub enum LaunchError {
         name: &'static str,
         /// Its value.
         value: String,
+    },
+    /// A variable holds no port.
+    #[error(
+        "{name} is {value:?}, not a port from 1 to 65535\nhint: set {name} to a free port, the same for all processes"
+    )]
+    NoPort {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// More processes on a node than GPUs.
+    #[error(
+        "process {local} of its node has no GPU: {visible} are visible, and processes of a node are counted from 0\nhint: start one process for each GPU, or see CUDA_VISIBLE_DEVICES; `--device cpu` computes without"
+    )]
+    NoGpu {
+        /// Number of the process on its node.
+        local: usize,
+        /// GPUs that it may use.
+        visible: usize,
     },
     /// A process number beyond the number of processes.
     #[error("{rank_name} is {rank}, but there are {size} processes, 0 to {last} ({size_name})\nhint: count processes from 0", last = size.saturating_sub(1))]
@@ -260,6 +284,8 @@ impl Launch {
             return Ok(Self { note, ..Self::alone() });
         };
         let restarts = number("TORCHELASTIC_RESTART_COUNT", &get)?.or(number("SLURM_RESTART_COUNT", &get)?);
+        let restarts = restarts.unwrap_or(0) as u32;
+        let master = master(names.launcher, &get)?;
         Ok(Self {
             launcher: Some(names.launcher),
             process: *process,
@@ -267,10 +293,24 @@ impl Launch {
             local: number(names.local, &get)?.unwrap_or(0),
             local_processes: number(names.local_size, &get)?,
             node: number(names.node, &get)?,
-            master: master(names.launcher, &get)?,
-            restarts: restarts.unwrap_or(0) as u32,
+            meeting: meeting(master.as_ref(), &get)?,
+            master,
+            job: job(restarts, &get),
+            restarts,
             note: None,
         })
+    }
+
+    /// Returns which of the `visible` GPUs this process computes on: the one that it sees alone (`CUDA_VISIBLE_DEVICES` of each task), or the one with its number on the node.
+    ///
+    /// # Errors
+    /// When there is none for it.
+    pub fn gpu(&self, visible: usize) -> Result<usize, LaunchError> {
+        match visible {
+            1 => Ok(0),
+            visible if self.local < visible => Ok(self.local),
+            visible => Err(LaunchError::NoGpu { local: self.local, visible }),
+        }
     }
 
     /// A process that nobody launched.
@@ -284,6 +324,8 @@ impl Launch {
             local_processes: Some(1),
             node: None,
             master: None,
+            meeting: None,
+            job: String::new(),
             restarts: 0,
             note: None,
         }
@@ -347,15 +389,36 @@ fn number(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Result<Op
     }
 }
 
+/// A port that a variable names.
+fn port(name: &'static str, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, LaunchError> {
+    let Some(value) = get(name) else { return Ok(None) };
+    let port = value.trim().parse::<u16>().ok().filter(|&port| port > 0);
+    port.map(Some).ok_or(LaunchError::NoPort { name, value })
+}
+
+/// Where processes meet: `AUTODIDACT_STORE_PORT` of the master if it is set; else its own port, except where torchrun's agent listens there
+/// (`TORCHELASTIC_USE_AGENT_STORE` is `True`, as torch's `env://` rendezvous reads it): then the port after it.
+fn meeting(master: Option<&Master>, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Master>, LaunchError> {
+    let own = port("AUTODIDACT_STORE_PORT", get)?;
+    let agent = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.trim() == "True");
+    Ok(master.map(|master| {
+        // the last port has none after it
+        let after = master.port.checked_add(1).unwrap_or(master.port - 1);
+        let port = own.unwrap_or(if agent { after } else { master.port });
+        Master { host: master.host.clone(), port }
+    }))
+}
+
+/// What the launcher calls the job, and how often it was started again.
+fn job(restarts: u32, get: &dyn Fn(&str) -> Option<String>) -> String {
+    let slurm = || get("SLURM_JOB_ID").map(|job| format!("{job}.{}", get("SLURM_STEP_ID").unwrap_or_default()));
+    let name = get("AUTODIDACT_JOB").or_else(|| get("TORCHELASTIC_RUN_ID")).or_else(slurm).unwrap_or_default();
+    if restarts == 0 { name } else { format!("{name}, restart {restarts}") }
+}
+
 /// `MASTER_ADDR` and `MASTER_PORT`, or the first host of a Slurm job and a port that follows from the job's number.
 fn master(launcher: Launcher, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Master>, LaunchError> {
-    let port = match get("MASTER_PORT") {
-        None => None,
-        Some(value) => {
-            let port = value.trim().parse::<u16>().ok().filter(|&port| port > 0);
-            Some(port.ok_or(LaunchError::NoNumber { name: "MASTER_PORT", value })?)
-        }
-    };
+    let port = port("MASTER_PORT", get)?;
     if let Some(host) = get("MASTER_ADDR") {
         return Ok(Some(Master { host, port: port.unwrap_or(DEFAULT_PORT) }));
     }
@@ -420,6 +483,8 @@ mod tests {
             local_processes: Some(4),
             node: Some(1),
             master: Some(Master { host: "a".to_owned(), port: 1234 }),
+            meeting: Some(Master { host: "a".to_owned(), port: 1234 }),
+            job: ", restart 2".to_owned(),
             restarts: 2,
             note: None,
         };
@@ -490,6 +555,44 @@ mod tests {
         // four tasks on two nodes, each of which claims to be a whole world
         let slurm = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2";
         assert!(refused(&format!("RANK=0 WORLD_SIZE=2 {slurm}")).contains("torchrun (RANK 0, WORLD_SIZE 2) and Slurm"));
+    }
+
+    #[test]
+    fn processes_meet_where_nobody_else_listens() {
+        let place = |variables: &str| {
+            let launch = launch(&format!("RANK=0 WORLD_SIZE=2 {variables}")).unwrap();
+            (launch.meeting.map(|meeting| meeting.port), launch.job)
+        };
+        let master = "MASTER_ADDR=a MASTER_PORT=1234";
+        assert_eq!(place(""), (None, String::new()));
+        assert_eq!(place(master), (Some(1234), String::new()));
+        // the agent of torchrun has its own store there
+        let torchrun = "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=x";
+        assert_eq!(place(&format!("{master} {torchrun}")), (Some(1235), "x".to_owned()));
+        let last = place(&format!("MASTER_ADDR=a MASTER_PORT=65535 {torchrun} TORCHELASTIC_RESTART_COUNT=1"));
+        assert_eq!(last, (Some(65534), "x, restart 1".to_owned()));
+        assert_eq!(place(&format!("{master} TORCHELASTIC_USE_AGENT_STORE=False")).0, Some(1234));
+        assert_eq!(
+            place(&format!("{master} {torchrun} AUTODIDACT_STORE_PORT=99 AUTODIDACT_JOB=y")),
+            (Some(99), "y".to_owned())
+        );
+        assert_eq!(place(&format!("{master} SLURM_JOB_ID=7 SLURM_STEP_ID=3")).1, "7.3");
+        let wrong = refused(&format!("RANK=0 WORLD_SIZE=2 {master} AUTODIDACT_STORE_PORT=0"));
+        assert!(wrong.starts_with("AUTODIDACT_STORE_PORT is \"0\", not a port"), "{wrong}");
+    }
+
+    #[test]
+    fn every_process_of_a_node_has_a_gpu_or_is_refused() {
+        let launch = launch("RANK=6 WORLD_SIZE=8 LOCAL_RANK=2").unwrap();
+        assert_eq!([8, 3, 1].map(|visible| launch.gpu(visible)), [Ok(2), Ok(2), Ok(0)]);
+        for visible in [0, 2] {
+            let refused = launch.gpu(visible).unwrap_err().to_string();
+            assert!(
+                refused.starts_with(&format!("process 2 of its node has no GPU: {visible} are visible")),
+                "{refused}"
+            );
+        }
+        assert_eq!(Launch::alone().gpu(4), Ok(0));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use mpi::topology::{Process, SimpleCommunicator};
 use mpi::traits::{Communicator, CommunicatorCollectives, Destination, Equivalence, MatchedReceiveVec, Source};
 
 use super::collective::Aborted;
-use super::transport::{Patience, Transport};
+use super::transport::{BRIEF, Control, Patience, Transport, missing, pause};
 
 /// Tag of the messages of an operation.
 const DATA: i32 = 1;
@@ -50,6 +50,8 @@ pub struct Mpi {
     commands: Mutex<Sender<Command>>,
     /// An operation has failed, or this process has said why to stop: the others know.
     over: AtomicBool,
+    /// What another process has said while nothing was exchanged.
+    heard: Mutex<Option<String>>,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -57,6 +59,7 @@ enum Command {
     Exchange { operation: String, parts: Vec<Arc<Vec<u8>>>, patience: Patience, reply: Reply<Vec<Vec<u8>>> },
     Sum { operation: String, values: Vec<f32>, reply: Reply<Vec<f32>> },
     Stop { reason: String, said: Sender<()> },
+    Heard { reply: Sender<Option<String>> },
     Finish,
 }
 
@@ -90,6 +93,7 @@ impl Mpi {
             processes,
             commands: Mutex::new(commands),
             over: AtomicBool::new(false),
+            heard: Mutex::new(None),
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -149,12 +153,69 @@ impl Transport for Mpi {
     }
 }
 
+/// Beside NCCL.
+impl Control for Mpi {
+    fn process(&self) -> usize {
+        self.process
+    }
+
+    fn processes(&self) -> usize {
+        self.processes
+    }
+
+    fn all_gather(&self, operation: &str, value: &[u8], patience: Patience) -> Result<Vec<Vec<u8>>, Aborted> {
+        let part = Arc::new([operation.as_bytes(), &[0], value].concat());
+        let received = Transport::exchange(self, operation, vec![part; self.processes], patience)?;
+        let mut values = Vec::with_capacity(received.len());
+        for (process, message) in received.iter().enumerate() {
+            let (theirs, value) = message.split_at(message.iter().position(|&byte| byte == 0).unwrap_or(message.len()));
+            if theirs != operation.as_bytes() {
+                let theirs = String::from_utf8_lossy(theirs);
+                let reason = format!(
+                    "processes do different things: process {} is at {operation}, process {process} at {theirs}",
+                    self.process
+                );
+                Transport::abort(self, &reason);
+                return Err(Aborted { reason });
+            }
+            values.push(value.get(1..).unwrap_or_default().to_vec());
+        }
+        Ok(values)
+    }
+
+    fn heard(&self) -> Option<String> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        // after a failure the thread answers no more
+        if heard.is_none() && !self.over.load(Ordering::Relaxed) {
+            let (reply, answer) = channel();
+            self.send(Command::Heard { reply });
+            *heard = answer.recv_timeout(FAREWELL).ok().flatten();
+            if heard.is_some() {
+                self.over.store(true, Ordering::Relaxed);
+            }
+        }
+        heard.clone()
+    }
+
+    fn abort(&self, reason: &str) {
+        Transport::abort(self, reason);
+    }
+
+    fn finish(&self) {
+        Transport::finish(self);
+    }
+}
+
 /// Does what it is told; true: until told that all is done.
 fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Duration) -> bool {
     while let Ok(command) = inbox.recv() {
         match command {
             Command::Exchange { operation, parts, patience, reply } => {
-                let deadline = (patience == Patience::Deadline).then_some(deadline);
+                let deadline = match patience {
+                    Patience::Deadline => Some(deadline),
+                    Patience::Brief => Some(BRIEF),
+                    Patience::Endless => None,
+                };
                 let received = exchange(world, inbox, &operation, &parts, deadline, &reply);
                 let _ = reply.send(Ok(received));
             }
@@ -166,6 +227,7 @@ fn serve(world: &SimpleCommunicator, inbox: &Receiver<Command>, deadline: Durati
                 say(world, &reason);
                 let _ = said.send(());
             }
+            Command::Heard { reply } => drop(reply.send(stopped_by_another(world))),
             Command::Finish => return true,
         }
     }
@@ -274,14 +336,20 @@ fn fail<T>(reply: &Reply<T>, reason: String) -> ! {
 
 /// Why to stop, where another process or this one has said so.
 fn stopped(world: &SimpleCommunicator, inbox: &Receiver<Command>) -> Option<String> {
-    if let Some(message) = world.any_process().immediate_matched_probe_with_tag(STOP) {
-        let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
-        return Some(format!("process {} stopped: {}", status.source_rank(), String::from_utf8_lossy(&text)));
+    if let Some(reason) = stopped_by_another(world) {
+        return Some(reason);
     }
     let Ok(Command::Stop { reason, said }) = inbox.try_recv() else { return None };
     say(world, &reason);
     let _ = said.send(());
     Some(reason)
+}
+
+/// Why to stop, where another process has said so.
+fn stopped_by_another(world: &SimpleCommunicator) -> Option<String> {
+    let message = world.any_process().immediate_matched_probe_with_tag(STOP)?;
+    let (text, status): (Vec<u8>, _) = message.matched_receive_vec();
+    Some(format!("process {} stopped: {}", status.source_rank(), String::from_utf8_lossy(&text)))
 }
 
 /// Keeps the requests that are not done.
@@ -291,16 +359,6 @@ fn under_way<'a, S: Scope<'a>>(requests: Vec<(usize, Request<'a, [u8], S>)>) -> 
 
 fn at(world: &SimpleCommunicator, process: usize) -> Process<'_> {
     world.process_at_rank(i32::try_from(process).expect("MPI counts processes with an int"))
-}
-
-/// Who has not been heard of, in words.
-fn missing(operation: &str, absent: &[usize], waited: Duration) -> String {
-    let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
-    let seconds = waited.as_secs();
-    match absent.as_slice() {
-        [one] => format!("process {one} was not heard of for {seconds} s, at {operation}"),
-        many => format!("processes {} were not heard of for {seconds} s, at {operation}", many.join(", ")),
-    }
 }
 
 /// Tells every other process why to stop, and waits a little for that to leave.
@@ -317,13 +375,4 @@ fn say(world: &SimpleCommunicator, reason: &str) {
         pause(started.elapsed());
     }
     sends.into_iter().for_each(std::mem::forget);
-}
-
-/// Waits a moment: not at all at first, so that small messages are fast; then longer, so that a core is free for those that are waited for.
-fn pause(waited: Duration) {
-    match waited.as_micros() {
-        0..50 => std::hint::spin_loop(),
-        50..2000 => thread::sleep(Duration::from_micros(20)),
-        _ => thread::sleep(Duration::from_micros(200)),
-    }
 }

@@ -17,7 +17,12 @@ pub enum Patience {
     Deadline,
     /// As long as it takes: the first process is busy with what only it does.
     Endless,
+    /// A few seconds ([`BRIEF`]): all have waited before, and it is to be told who is missing.
+    Brief,
 }
+
+/// How long [`Patience::Brief`] is.
+pub(super) const BRIEF: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Moves messages between processes. One thread of a process calls it.
 pub trait Transport: Send + Sync {
@@ -46,6 +51,50 @@ pub trait Transport: Send + Sync {
 
     /// Ends the connection, when all is done. Every process does.
     fn finish(&self) {}
+}
+
+/// Small messages between processes, beside a transport that moves large ones by means that say neither who is missing nor why (NCCL). Any thread may call it.
+pub trait Control: Send + Sync {
+    /// This process's number, from 0.
+    fn process(&self) -> usize;
+
+    /// Number of processes.
+    fn processes(&self) -> usize;
+
+    /// Gives every process the bytes of all, in their order. All must be at the same `operation`.
+    ///
+    /// # Errors
+    /// When a process has failed, is at another operation, or is not heard of until the deadline; all then stop.
+    fn all_gather(&self, operation: &str, value: &[u8], patience: Patience) -> Result<Vec<Vec<u8>>, Aborted>;
+
+    /// Returns why to stop, if another process has said so or is gone. Does not wait.
+    fn heard(&self) -> Option<String>;
+
+    /// Tells every process to stop, and why.
+    fn abort(&self, reason: &str);
+
+    /// Ends the connection, when all is done. Every process does.
+    fn finish(&self);
+}
+
+/// Who has not been heard of, in words.
+pub(super) fn missing(operation: &str, absent: &[usize], waited: std::time::Duration) -> String {
+    let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
+    let seconds = waited.as_secs();
+    match absent.as_slice() {
+        [one] => format!("process {one} was not heard of for {seconds} s, at {operation}"),
+        many => format!("processes {} were not heard of for {seconds} s, at {operation}", many.join(", ")),
+    }
+}
+
+/// Waits a moment: not at all at first, so that small messages are fast; then longer, so that a core is free for those that are waited for.
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
+pub(super) fn pause(waited: std::time::Duration) {
+    match waited.as_micros() {
+        0..50 => std::hint::spin_loop(),
+        50..2000 => std::thread::sleep(std::time::Duration::from_micros(20)),
+        _ => std::thread::sleep(std::time::Duration::from_micros(200)),
+    }
 }
 
 /// Types that travel, as the bytes that they are in memory: processes run on one type of processor.

@@ -4,6 +4,7 @@
 
 mod architecture;
 mod golden;
+mod launch;
 mod mistakes;
 #[cfg(feature = "mpi")]
 mod processes;
