@@ -17,7 +17,7 @@ pub enum Patience {
     Deadline,
     /// As long as it takes: the first process is busy with what only it does.
     Endless,
-    /// A few seconds ([`BRIEF`]): all have waited before, and it is to be told who is missing.
+    /// Five seconds: all have waited before, and it is to be told who is missing.
     Brief,
 }
 
