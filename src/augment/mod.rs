@@ -18,7 +18,7 @@ mod view;
 pub use blur::{Blur, gaussian_blur};
 pub use color::{ColorStep, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation};
 pub use config::{BlurConfig, CropConfig, Interpolation, JitterConfig, SolarizeConfig, ViewConfig};
-pub use crop::{CropBox, DrawnCrop, eval_view, resize_center_crop, resized_crop};
+pub use crop::{CropBox, DrawnCrop, eval_shorter, eval_view, resize_center_crop, resized_crop};
 pub use flip::{flip_horizontal, flip_vertical};
 pub use grayscale::grayscale;
 pub use normalize::{IMAGENET_MEAN, IMAGENET_STD, Normalize};
