@@ -23,6 +23,8 @@ Examples:
   autodidact eval knn runs/simclr
   autodidact data inspect ~/pictures
   autodidact checkpoint inspect dinov2_vits14_pretrain.pth
+  autodidact embed runs/simclr ~/pictures --output features.npy
+  autodidact export runs/simclr --format timm --output exported
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted before a checkpoint."
 )]
@@ -40,6 +42,10 @@ pub enum Command {
     /// Measure what a network learnt
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// Write the features of images
+    Embed(EmbedArgs),
+    /// Write a backbone as other programs read it
+    Export(ExportArgs),
     /// Check recipes and write their schema
     #[command(subcommand)]
     Recipe(RecipeCommand),
@@ -209,6 +215,151 @@ impl From<SourceArg> for SourceKind {
             SourceArg::Cifar100 => Self::Cifar100,
         }
     }
+}
+
+/// A backbone, and how images are prepared for it.
+#[derive(Clone, Debug, Args)]
+pub struct EncoderArgs {
+    /// Run folder (its newest checkpoint is used), checkpoint, or weights of another program
+    #[arg(value_name = "RUN|CHECKPOINT|FILE")]
+    pub checkpoint: PathBuf,
+    /// Which network of a run: the one that `eval` measures, the student or the teacher as they are
+    #[arg(long, value_name = "eval|student|teacher", default_value = "eval", hide_possible_values = true)]
+    pub which: Which,
+    /// What stands for an image in a vision transformer [default: what the recipe or the file says]
+    #[arg(long, value_name = "class|mean", hide_possible_values = true)]
+    pub pool: Option<PoolArg>,
+    /// Height and width of the images in pixels [default: those of the recipe or the file]
+    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub size: Option<u32>,
+    /// Mean of each channel, as in 0.5,0.5,0.5 [default: that of the recipe or the file, else of ImageNet]
+    #[arg(long, value_name = "R,G,B", value_parser = channels)]
+    pub mean: Option<[f32; 3]>,
+    /// Standard deviation of each channel [default: as for the mean]
+    #[arg(long, value_name = "R,G,B", value_parser = deviations)]
+    pub std: Option<[f32; 3]>,
+    /// Attention heads of a vision transformer of another program, whose file may not tell
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub heads: Option<u16>,
+}
+
+/// Reads a number for each channel.
+fn channels(text: &str) -> Result<[f32; 3], String> {
+    let numbers: Option<Vec<f32>> =
+        text.split(',').map(|number| number.trim().parse().ok().filter(|number: &f32| number.is_finite())).collect();
+    let three = numbers.and_then(|numbers| numbers.try_into().ok());
+    three.ok_or_else(|| "write three numbers, as in 0.485,0.456,0.406".to_owned())
+}
+
+fn deviations(text: &str) -> Result<[f32; 3], String> {
+    let three = channels(text)?;
+    let positive = three.iter().all(|&number| number > 0.0);
+    if positive { Ok(three) } else { Err("deviations are larger than 0".to_owned()) }
+}
+
+/// Which network of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Which {
+    /// The one that is evaluated, its moving average if there is one
+    Eval,
+    /// The student as it was trained
+    Student,
+    /// The teacher
+    Teacher,
+}
+
+/// What stands for an image, as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PoolArg {
+    /// The class token
+    Class,
+    /// The mean of the patches
+    Mean,
+}
+
+/// Which images of a source, as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SplitArg {
+    /// The training images; all where there are no others
+    Train,
+    /// The test images
+    Test,
+}
+
+/// Arguments of `embed`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autodidact embed runs/simclr ~/pictures --output features.npy
+  autodidact embed runs/dino/checkpoints/step-00000500 cifar-10-batches-bin --split test --output features.safetensors
+  autodidact embed dinov2_vits14_pretrain.pth images.txt --size 224 --output features.npy
+
+The same command goes on after a kill. Beside the features lie NAME.images.jsonl (index, path and label of each row), NAME.labels.npy and NAME.json (settings, and
+images that cannot be read). docs/export.md has more.")]
+pub struct EmbedArgs {
+    /// The backbone.
+    #[command(flatten)]
+    pub encoder: EncoderArgs,
+    /// Folder of images, list file, folder of CIFAR binaries, or `sample`
+    pub source: PathBuf,
+    /// File to write, .npy or .safetensors
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Kind of the source [default: guessed]
+    #[arg(long = "source", value_name = "KIND")]
+    pub kind: Option<SourceArg>,
+    /// Which images, where a source has two kinds
+    #[arg(long, value_name = "train|test", default_value = "train", hide_possible_values = true)]
+    pub split: SplitArg,
+    /// Threads [default: one a core]; they do not change the features
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+    /// Replace the file, and start over
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Programs that backbones are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// timm: `timm.create_model("local-dir:DIR", pretrained=True)`
+    Timm,
+    /// Hugging Face: `AutoModel.from_pretrained(DIR)`
+    Hf,
+    /// torchvision: a state dict
+    Torchvision,
+    /// The tensors alone, under the names of timm or torchvision
+    Safetensors,
+}
+
+/// Arguments of `export`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autodidact export runs/dino --format timm --output dino-vit
+  autodidact export runs/dino --format hf --which student --output dino-hf --license cc-by-4.0
+  autodidact export dinov2_vits14_pretrain.pth --format hf --size 224 --output dinov2
+
+The folder has weights, configuration and a README.md whose code loads them. docs/export.md says what each program can express.")]
+pub struct ExportArgs {
+    /// The backbone.
+    #[command(flatten)]
+    pub encoder: EncoderArgs,
+    /// Program to write for
+    #[arg(long, short)]
+    pub format: FormatArg,
+    /// Folder to write
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Licence that the model card names, such as apache-2.0
+    #[arg(long, value_name = "ID", default_value = "unknown")]
+    pub license: String,
+    /// Replace the folder
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Commands of `checkpoint`.

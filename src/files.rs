@@ -26,15 +26,15 @@ impl FileError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        ErrorKind::StorageFull => "\nhint: the disk is full; free some space or choose another run folder",
-        ErrorKind::QuotaExceeded => "\nhint: the disk quota is used up; free some space or choose another run folder",
-        ErrorKind::ReadOnlyFilesystem => "\nhint: the file system is read-only; choose another run folder",
+        ErrorKind::StorageFull => "\nhint: the disk is full; free some space or choose another folder",
+        ErrorKind::QuotaExceeded => "\nhint: the disk quota is used up; free some space or choose another folder",
+        ErrorKind::ReadOnlyFilesystem => "\nhint: the file system is read-only; choose another folder",
         ErrorKind::PermissionDenied => {
-            "\nhint: this user may not write there; change the permissions or choose another run folder"
+            "\nhint: this user may not write there; change the permissions or choose another folder"
         }
         ErrorKind::NotFound => "\nhint: the folder does not exist",
-        ErrorKind::AlreadyExists => "\nhint: a file has this name; choose another run folder",
-        ErrorKind::NotADirectory => "\nhint: a part of this path is a file; choose another run folder",
+        ErrorKind::AlreadyExists => "\nhint: a file has this name; choose another folder",
+        ErrorKind::NotADirectory => "\nhint: a part of this path is a file; choose another folder",
         _ => "",
     }
 }
@@ -45,11 +45,30 @@ fn hint(error: &io::Error) -> &'static str {
 /// # Errors
 /// When the folder cannot be written or the disk is full; the old content is then untouched.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = temporary(folder).map_err(FileError::at(path, "create a temporary file beside it"))?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(FileError::at(path, "write"))?;
+    write_atomically_with(path, |file| file.write_all(bytes).map_err(FileError::at(path, "write")))
+}
+
+/// As [`write_atomically`], with what `write` writes piece by piece.
+///
+/// # Errors
+/// As there, and what `write` returns.
+pub fn write_atomically_with<E: From<FileError>>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
+    let folder = folder_of(path);
+    let file = temporary(folder).map_err(FileError::at(path, "create a temporary file beside it"))?;
+    let mut buffered = io::BufWriter::with_capacity(1 << 20, file);
+    write(&mut buffered)?;
+    let file = buffered.into_inner().map_err(|error| FileError::at(path, "write")(error.into_error()))?;
+    file.as_file().sync_all().map_err(FileError::at(path, "write"))?;
     file.persist(path).map_err(|e| FileError { path: path.to_owned(), action: "replace", source: e.error })?;
-    sync_folder(folder)
+    Ok(sync_folder(folder)?)
+}
+
+/// The folder that a file lies in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes a value as indented JSON, as [`write_atomically`] does.

@@ -122,8 +122,12 @@ pub fn eval_view(image: &RgbImage, size: u32) -> RgbImage {
     if image.dimensions() == (size, size) {
         return image.clone();
     }
-    let shorter = if size < 64 { size } else { (f64::from(size) * 256.0 / 224.0).round() as u32 };
-    resize_center_crop(image, shorter, size, Interpolation::Bicubic)
+    resize_center_crop(image, eval_shorter(size), size, Interpolation::Bicubic)
+}
+
+/// Returns what the shorter side of an image is resized to for [`eval_view`].
+pub fn eval_shorter(size: u32) -> u32 {
+    if size < 64 { size } else { (f64::from(size) * 256.0 / 224.0).round() as u32 }
 }
 
 /// What a centre crop keeps of one resized axis.

@@ -25,7 +25,7 @@ pub use blur::{Blur, gaussian_blur};
 pub use box_blur::box_blur;
 pub use color::{ColorStep, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation};
 pub use config::{BlurConfig, BlurFilter, CropConfig, Interpolation, JitterConfig, SolarizeConfig, ViewConfig};
-pub use crop::{CropBox, DrawnCrop, eval_view, resize_center_crop, resized_crop};
+pub use crop::{CropBox, DrawnCrop, eval_shorter, eval_view, resize_center_crop, resized_crop};
 pub use flip::{flip_horizontal, flip_vertical};
 pub use grayscale::grayscale;
 pub use normalize::{IMAGENET_MEAN, IMAGENET_STD, Normalize};

@@ -1,7 +1,7 @@
 //! `autodidact data inspect`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -34,7 +34,7 @@ fn table(kind: SourceKind, args: &InspectArgs) -> DataConfig {
 }
 
 /// Guesses the kind of a source from its name and contents.
-fn guess(path: &PathBuf) -> Result<SourceKind, Failure> {
+pub(super) fn guess(path: &Path) -> Result<SourceKind, Failure> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(folder_kind(path)),
         Ok(_) => Ok(SourceKind::List),
@@ -81,7 +81,7 @@ mod tests {
         for (name, kind) in expected {
             assert_eq!(guess(&path(name)).unwrap(), kind);
         }
-        assert_eq!(guess(&PathBuf::from("sample")).unwrap(), SourceKind::Sample);
+        assert_eq!(guess(Path::new("sample")).unwrap(), SourceKind::Sample);
         let failure = guess(&path("absent")).unwrap_err();
         assert_eq!(failure.kind(), Kind::Usage);
         assert!(failure.render(false).contains("absent: No such file or directory"), "{failure}");

@@ -3,7 +3,10 @@
 mod checkpoint;
 mod completions;
 mod data;
+mod embed;
+mod encoder;
 mod eval;
+mod export;
 mod launch_info;
 mod pretrain;
 mod processes;
@@ -14,6 +17,7 @@ use std::io::Write;
 
 use crate::cli::{Cli, Command};
 use crate::error::Failure;
+use crate::files::folder_of;
 
 /// Runs the command of a parsed command line.
 ///
@@ -23,6 +27,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Eval(command) => eval::run(&command),
+        Command::Embed(args) => embed::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),
         Command::Checkpoint(command) => checkpoint::run(&command),

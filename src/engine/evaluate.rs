@@ -169,7 +169,7 @@ pub fn evaluate(
         Ok(Box::new(move |images| learner.features(images, &mut Pass::eval())))
     };
     let features = |(source, indices): &(Arc<dyn Source>, Vec<usize>)| -> Result<(Features, Vec<u32>), EngineError> {
-        let Extracted { values, dim, kept } =
+        let Extracted { values, dim, kept, .. } =
             extract(source.as_ref(), indices, view, device, threads, stop, build)?.ok_or(EngineError::Stopped)?;
         let labels = kept.iter().map(|&index| source.label(index).unwrap_or(0)).collect();
         Ok((Features::new(values, dim.max(1))?, labels))

@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::augment::{Normalize, eval_view};
-use crate::data::Source;
+use crate::data::{ImageError, Source};
 
 /// Images of one forward pass; fixed, so that the bits do not depend on the number of threads.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// How an image is prepared for evaluation.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,8 @@ pub struct Extracted {
     pub dim: usize,
     /// Index of each row's image in the source.
     pub kept: Vec<usize>,
+    /// Images that cannot be read, and why.
+    pub unreadable: Vec<(usize, ImageError)>,
 }
 
 /// Extracts features on `threads` threads; each builds its own network through `build` and runs it alone. Nothing comes back once `stop` is
@@ -78,6 +80,7 @@ pub fn extract<E: Send>(
         all.dim = all.dim.max(part.dim);
         all.values.extend(part.values);
         all.kept.extend(part.kept);
+        all.unreadable.extend(part.unreadable);
     }
     Ok(Some(all))
 }
@@ -93,18 +96,22 @@ fn extract_chunk(
     let side = view.size as usize;
     let image_len = 3 * side * side;
     let mut kept = Vec::with_capacity(BATCH);
+    let mut unreadable = Vec::new();
     // always a whole batch: short ones are padded with zeros, whose rows are dropped
     let mut pixels = vec![0.0; BATCH * image_len];
     for &index in chunk {
-        if let Ok(image) = source.load(index) {
-            let out = &mut pixels[kept.len() * image_len..][..image_len];
-            normalize.write(&eval_view(&image, view.size), out);
-            kept.push(index);
+        match source.load(index) {
+            Ok(image) => {
+                let out = &mut pixels[kept.len() * image_len..][..image_len];
+                normalize.write(&eval_view(&image, view.size), out);
+                kept.push(index);
+            }
+            Err(reason) => unreadable.push((index, reason)),
         }
     }
     let features = forward(Tensor::from_data(TensorData::new(pixels, [BATCH, 3, side, side]), device));
     let dim = features.dims()[1];
     let mut values = features.into_data().try_to_vec::<f32>().expect("networks compute in fp32");
     values.truncate(kept.len() * dim);
-    Extracted { values, dim, kept }
+    Extracted { values, dim, kept, unreadable }
 }

@@ -15,6 +15,7 @@ mod lidar;
 mod linalg;
 mod logistic;
 mod rank;
+mod store;
 
 pub use accuracy::{chance, top_k_accuracy};
 pub use alignment::{alignment, embedding_std, uniformity};
@@ -27,3 +28,4 @@ pub use knn::{Knn, Votes};
 pub use lidar::{Lidar, lidar};
 pub use logistic::{LinearClassifier, LogisticRegression};
 pub use rank::{rankme, singular_values};
+pub use store::{Container, NoFeatures, PART, Part, Parts, StoreError, join, write_npy};

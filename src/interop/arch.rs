@@ -8,8 +8,9 @@ use super::error::Refusal;
 use super::layouts::{Family, Names};
 use crate::model::position::Bicubic;
 use crate::model::{
-    BackboneConfig, ConvNextArch, ConvNextConfig, ConvNextSize, MlpKind, Pool, PositionEmbedding, ResNetArch,
-    ResNetConfig, ResidualKind, Stem, VitArch, VitConfig, VitInit, VitSize,
+    Backbone, BackboneConfig, ConfigError, ConvNext, ConvNextArch, ConvNextConfig, ConvNextSize, MlpKind, Pool,
+    PositionEmbedding, ResNet, ResNetArch, ResNetConfig, ResidualKind, Scope, Stem, Vit, VitArch, VitConfig, VitInit,
+    VitSize,
 };
 
 /// Structure of a backbone.
@@ -49,11 +50,23 @@ impl Arch {
     ///
     /// # Errors
     /// When its sizes do not fit together.
-    pub fn from_config(config: &BackboneConfig, image_size: u32) -> Result<Self, crate::model::ConfigError> {
+    pub fn from_config(config: &BackboneConfig, image_size: u32) -> Result<Self, ConfigError> {
         Ok(match config {
             BackboneConfig::Vit(config) => Self::Vit(VitArch::from_config(config, image_size)?),
             BackboneConfig::Resnet(config) => Self::ResNet(ResNetArch::from_config(config)?),
             BackboneConfig::Convnext(config) => Self::ConvNext(ConvNextArch::from_config(config)),
+        })
+    }
+
+    /// Builds the network.
+    ///
+    /// # Errors
+    /// When its sizes do not fit together.
+    pub fn build(&self, scope: &Scope) -> Result<Backbone, ConfigError> {
+        Ok(match self {
+            Self::Vit(arch) => Backbone::Vit(Vit::new(arch, scope)?),
+            Self::ResNet(arch) => Backbone::ResNet(ResNet::new(arch, scope)),
+            Self::ConvNext(arch) => Backbone::ConvNext(ConvNext::new(arch, scope)?),
         })
     }
 
@@ -462,7 +475,12 @@ fn infer_vit(
         layer_scale: has("blocks.0.ls1.gamma").then_some(1e-5),
         drop_path: 0.0,
         pre_norm: has("norm_pre.weight"),
-        pool: if class_token && !fc_norm { Pool::Class } else { Pool::Mean },
+        pool: match setting(config, "global_pool").and_then(Json::as_str) {
+            Some("avg") => Pool::Mean,
+            Some("token") if class_token => Pool::Class,
+            _ if class_token && !fc_norm => Pool::Class,
+            _ => Pool::Mean,
+        },
         fc_norm,
         num_classes: 0,
         position,

@@ -145,6 +145,11 @@ pub fn recorded_start(folder: &Path) -> Option<(String, String)> {
     Some((recorded(&plan, START_FROM)?, recorded(&plan, START)?))
 }
 
+/// Returns what a `plan.toml` records of its images: their number and fingerprint.
+pub fn recorded_data(plan: &str) -> Option<String> {
+    recorded(plan, DATA)
+}
+
 fn influences(
     text: &str,
     data: Option<String>,

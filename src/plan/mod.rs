@@ -4,7 +4,7 @@ mod digest;
 mod guard;
 mod show;
 
-pub use digest::{Difference, FolderError, recorded_start};
+pub use digest::{Difference, FolderError, recorded_data, recorded_start};
 pub use guard::Warning;
 
 use std::fmt;

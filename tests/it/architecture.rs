@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("method", &["augment", "loss", "mask", "model", "optim", "problem", "rng"]),
     ("checkpoint", &["files", "model"]),
     ("interop", &["model"]),
-    ("eval", &["augment", "data"]),
+    ("eval", &["augment", "data", "files"]),
     (
         "recipe",
         &[

@@ -1,0 +1,218 @@
+//! `autodidact export`: a backbone in a folder as other programs read it, with a model card.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+
+use super::encoder::Encoder;
+use super::{folder_of, print, say};
+use crate::checkpoint;
+use crate::cli::{ExportArgs, FormatArg};
+use crate::error::{Failure, Kind};
+use crate::files::{FileError, sync_folder, write_atomically, write_json};
+use crate::interop::{self, Arch, Exported, Input, Target};
+use crate::plan;
+
+pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    let target = match args.format {
+        FormatArg::Timm => Target::Timm,
+        FormatArg::Hf => Target::HuggingFace,
+        FormatArg::Torchvision => Target::Torchvision,
+        FormatArg::Safetensors => Target::Plain,
+    };
+    check_output(&args.output, args.force)?;
+    let encoder = Encoder::open(&args.encoder)?;
+    for note in &encoder.notes {
+        say(&format!("note: {note}"));
+    }
+    let input = input_of(&encoder);
+    let exported = interop::export(target, &encoder.arch, encoder.weights.tensors(), &input)
+        .map_err(|error| Failure::new(Kind::Usage, error))?;
+    write(args, &encoder, &input, &exported)?;
+    print(format_args!("{}: {} ({})", args.output.display(), exported.architecture, encoder.origin))?;
+    for note in &exported.notes {
+        say(&format!("note: {note}"));
+    }
+    Ok(())
+}
+
+/// Refuses what is there, unless it may be replaced: an export, or an empty folder.
+fn check_output(output: &Path, force: bool) -> Result<(), Failure> {
+    let refuse =
+        |what: &str, hint: &str| Err(Failure::message(Kind::Usage, format!("{}: {what}", output.display())).hint(hint));
+    if output.file_name().is_none() {
+        return refuse("it is no name for a folder", "name a folder that does not exist yet");
+    }
+    if !output.exists() {
+        return Ok(());
+    }
+    if !output.is_dir() {
+        return refuse("there is a file already", "choose another name");
+    }
+    if fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_none()) {
+        return Ok(());
+    }
+    if !force {
+        return refuse("there is a folder already", "choose another name, or replace it with `--force`");
+    }
+    if output.join("config.json").is_file() && output.join("model.safetensors").is_file() {
+        return Ok(());
+    }
+    refuse("`--force` replaces exported folders, and this is none", "remove it yourself, or choose another name")
+}
+
+/// How the network sees images: a position embedding is exported for the images that it is made for.
+fn input_of(encoder: &Encoder) -> Input {
+    let view = encoder.view;
+    let size = match &encoder.arch {
+        Arch::Vit(vit) => u32::try_from(vit.image[0]).unwrap_or(view.size),
+        _ => view.size,
+    };
+    Input { size, shorter: crate::augment::eval_shorter(size), mean: view.mean, std: view.std }
+}
+
+/// Writes the folder under another name, then renames it.
+fn write(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported) -> Result<(), Failure> {
+    let output = &args.output;
+    let parent = folder_of(output);
+    let temporary = tempfile::Builder::new()
+        .prefix(".tmp-export-")
+        .tempdir_in(parent)
+        .map_err(FileError::at(output, "create a temporary folder beside it"))?;
+    let place = |name: &str| temporary.path().join(name);
+    // errors name the folder that was asked for
+    let named = |error: FileError| FileError { path: output.join(error.path.file_name().unwrap_or_default()), ..error };
+    let weights = checkpoint::encode_tensors(&exported.tensors)?;
+    write_atomically(&place("model.safetensors"), &weights).map_err(named)?;
+    write_json(&place("config.json"), &exported.config).map_err(named)?;
+    if let Some(preprocessor) = &exported.preprocessor {
+        write_json(&place("preprocessor_config.json"), preprocessor).map_err(named)?;
+    }
+    write_atomically(&place("README.md"), card(args, encoder, input, exported).as_bytes()).map_err(named)?;
+    if let Some(run) = &encoder.run {
+        // the plan is the recipe with every value
+        let plan = run.folder.join("plan.toml");
+        let text = fs::read(&plan).map_err(FileError::at(&plan, "read"))?;
+        write_atomically(&place("recipe.toml"), &text).map_err(named)?;
+    }
+    open_to_others(temporary.path());
+    let temporary = temporary.keep();
+    let moved = replace(&temporary, output);
+    if moved.is_err() {
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    moved?;
+    Ok(sync_folder(parent)?)
+}
+
+/// A temporary folder is its owner's alone; this gives it the permissions of an ordinary one.
+fn open_to_others(folder: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o755));
+    }
+    #[cfg(not(unix))]
+    let _ = folder;
+}
+
+/// Puts a folder in the place of another, which steps aside until it is there.
+fn replace(from: &Path, to: &Path) -> Result<(), FileError> {
+    if !to.exists() {
+        return fs::rename(from, to).map_err(FileError::at(to, "create"));
+    }
+    let mut aside: PathBuf = from.to_owned();
+    aside.as_mut_os_string().push("-old");
+    fs::rename(to, &aside).map_err(FileError::at(to, "move it aside"))?;
+    if let Err(error) = fs::rename(from, to) {
+        // back to where it was
+        let _ = fs::rename(&aside, to);
+        return Err(FileError::at(to, "create")(error));
+    }
+    // what cannot be removed costs space, not correctness
+    let _ = fs::remove_dir_all(&aside);
+    Ok(())
+}
+
+/// The model card, with the head that Hugging Face reads.
+fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported) -> String {
+    let mut text = String::from("---\n");
+    let library = match args.format {
+        FormatArg::Timm => "timm",
+        FormatArg::Hf => "transformers",
+        FormatArg::Torchvision | FormatArg::Safetensors => "pytorch",
+    };
+    let name = args.output.file_name().unwrap_or_default().to_string_lossy();
+    // quoted as JSON, which YAML reads
+    let license = Json::from(args.license.as_str());
+    let _ = writeln!(text, "license: {license}\nlibrary_name: {library}\npipeline_tag: image-feature-extraction");
+    let _ = writeln!(text, "tags:\n- self-supervised\n- autodidact\n---\n\n# {name}\n");
+    let _ = writeln!(text, "A {}.", encoder.arch.describe());
+    let _ = writeln!(text, "Exported by autodidact {} for {}.\n", env!("CARGO_PKG_VERSION"), exported.architecture);
+    let _ = writeln!(text, "## Use\n\nIn this folder:\n\n```python\n{}\n```\n", exported.python);
+    let _ = writeln!(
+        text,
+        "Images are resized (bicubic) so that the shorter side has {} px, cut to {} x {} px at the centre, divided by 255, and normalised with mean {:?} and deviation {:?}.",
+        input.shorter, input.size, input.size, input.mean, input.std
+    );
+    for note in &exported.notes {
+        let _ = writeln!(text, "Note: {note}.");
+    }
+    let _ = writeln!(text, "\n## Training\n");
+    match &encoder.run {
+        None => {
+            let _ = writeln!(text, "The weights come from `{}`; how they were trained is said there.", encoder.origin);
+        }
+        Some(run) => {
+            let _ = writeln!(text, "| | |\n|---|---|\n| weights | {} |\n| steps | {} |", encoder.origin, run.step);
+            let plan = fs::read_to_string(run.folder.join("plan.toml")).unwrap_or_default();
+            if let Some(data) = plan::recorded_data(&plan) {
+                let _ = writeln!(text, "| images | {data} |");
+            }
+            let _ = writeln!(text, "| digest of the weights (BLAKE3) | {} |", encoder.weights.digest());
+            let _ = writeln!(
+                text,
+                "\n`recipe.toml` beside this file is the whole recipe; `autodidact pretrain recipe.toml` trains it again, to the same bits on the same kind of machine."
+            );
+            text += &metrics(&run.folder);
+        }
+    }
+    let _ = writeln!(
+        text,
+        "\n## Licence\n\n{}",
+        if args.license == "unknown" {
+            "Not stated. `autodidact export --license ID` names one."
+        } else {
+            &args.license
+        }
+    );
+    text
+}
+
+/// What the end of the run measured, from its `summary.json`.
+fn metrics(folder: &Path) -> String {
+    let summary: Option<Json> =
+        fs::read(folder.join("summary.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let Some(summary) = summary else { return String::new() };
+    let percent = |value: &Json| value.as_f64().map(|value| format!("{:.2} %", 100.0 * value));
+    let number = |value: &Json| value.as_f64().map(|value| format!("{value:.4}"));
+    let rows = [
+        ("nearest neighbours, top 1", percent(&summary["knn"]["top1"])),
+        ("the same, untrained network", percent(&summary["knn"]["untrained_top1"])),
+        ("linear classifier, top 1", percent(&summary["linear"]["top1"])),
+        ("RankMe", number(&summary["rankme"])),
+        ("loss of the last step", number(&summary["last_loss"])),
+    ];
+    let rows: Vec<String> =
+        rows.into_iter().filter_map(|(name, value)| Some(format!("| {name} | {} |\n", value?))).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let steps = summary["steps"].as_u64().unwrap_or(0);
+    format!(
+        "\n## Metrics\n\nMeasured at the end of the run, after {steps} steps, on the images of its recipe:\n\n| | |\n|---|---|\n{}",
+        rows.concat()
+    )
+}
