@@ -4,6 +4,7 @@ mod checkpoint;
 mod completions;
 mod data;
 mod eval;
+mod finetune;
 mod launch_info;
 mod pretrain;
 mod processes;
@@ -21,7 +22,8 @@ use crate::error::Failure;
 /// With what is to be printed, and the exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
-        Command::Pretrain(args) => pretrain::run(&args),
+        Command::Pretrain(args) => pretrain::run(&args, finetune::Task::Pretrain),
+        Command::Finetune(args) => pretrain::run(&args, finetune::Task::Finetune),
         Command::Eval(command) => eval::run(&command),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),

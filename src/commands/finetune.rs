@@ -1,0 +1,126 @@
+//! What `autodidact finetune` has beside `pretrain`: labels, and images held out to classify.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use burn::tensor::Device;
+
+use super::pretrain::cores;
+use super::say;
+use crate::data::{self, Portion, Source, Split};
+use crate::engine::{self, EngineError, HeldOut, Trained};
+use crate::error::{Failure, Kind};
+use crate::plan::Plan;
+use crate::recipe::{Loaded, Problem, Recipe, plural};
+use crate::report::{Summary, write_tables};
+
+/// Which of the two commands trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// `pretrain`: without labels.
+    Pretrain,
+    /// `finetune`: from labels.
+    Finetune,
+}
+
+impl Task {
+    /// Returns the command's name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Pretrain => "pretrain",
+            Self::Finetune => "finetune",
+        }
+    }
+
+    /// Requires the recipe's method to be one of this command.
+    pub(super) fn check(self, loaded: &Loaded) -> Result<(), Failure> {
+        let method = &loaded.recipe.method;
+        let (problem, hint) = match (self, method.is_supervised()) {
+            (Self::Pretrain, true) => ("learns from labels, and `pretrain` has none", "run `autodidact finetune` with this recipe"),
+            (Self::Finetune, false) => (
+                "learns without labels: there is nothing to fine-tune",
+                "run `autodidact pretrain` with this recipe; `recipes/finetune.toml` is one to fine-tune with",
+            ),
+            _ => return Ok(()),
+        };
+        let at = format!("method.{}", method.name());
+        Err(loaded.error(vec![Problem::at(&at, format!("`{at}` {problem}")).hint(hint)]).into())
+    }
+}
+
+/// The images of a run.
+pub(super) struct Images {
+    /// Those that it learns from.
+    pub(super) train: Arc<dyn Source>,
+    /// The training split that they are of.
+    pub(super) whole: Arc<dyn Source>,
+    /// Those set aside.
+    pub(super) validation: Option<Arc<dyn Source>>,
+    /// Name and number of training images of each class, where labels matter.
+    pub(super) labels: Vec<(String, usize)>,
+    unlabelled: usize,
+}
+
+impl Images {
+    /// Opens the images of a recipe, and chooses those that it learns from.
+    pub(super) fn open(recipe: &Recipe) -> Result<Self, Failure> {
+        let whole = data::open(&recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
+        if !recipe.method.is_supervised() {
+            let train = Arc::clone(&whole);
+            return Ok(Self { train, whole, validation: None, labels: Vec::new(), unlabelled: 0 });
+        }
+        let Portion { train, validation, unlabelled, counts } =
+            Portion::of(&whole, recipe.data.label_fraction, recipe.data.validation, recipe.seed);
+        let labels = whole.classes().iter().cloned().zip(counts).collect();
+        Ok(Self { train, whole, validation, labels, unlabelled })
+    }
+
+    /// Says what the user may not expect of the choice.
+    pub(super) fn note(&self) -> Option<String> {
+        (self.unlabelled > 0).then(|| format!("{} without a label left out", plural(self.unlabelled, "image")))
+    }
+
+    /// Chooses what is classified at the end and on the way.
+    pub(super) fn held_out(&self, recipe: &Recipe) -> Result<Option<HeldOut>, Failure> {
+        let wanted = recipe.method.is_supervised() && !recipe.eval.skip;
+        Ok(wanted.then(|| HeldOut::choose(recipe, &self.whole, self.validation.as_ref())).transpose()?)
+    }
+}
+
+/// Classifies what is held out with the weights that are the result, and writes the tables.
+pub(super) fn measure(
+    plan: &Plan,
+    held_out: &HeldOut,
+    folder: &Path,
+    trained: &Trained,
+    device: &Device,
+    stop: &AtomicBool,
+    summary: &mut Summary,
+) -> Result<(), Failure> {
+    let (weights, buffers) = match trained.best {
+        Some((step, ended)) => {
+            if ended {
+                say(&format!("stopped early: nothing better since step {step}, whose weights are the result"));
+            }
+            summary.best_step = Some(step);
+            let learner = plan.recipe.method.build(&plan.recipe.inputs(), &plan.scope(device)).map_err(EngineError::from)?;
+            engine::best_weights(folder, learner.as_ref())?
+        }
+        None => {
+            let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
+            (weights.clone(), trained.state.buffers.clone())
+        }
+    };
+    let result = match held_out.finish(plan, (&weights, &buffers), device, cores(), stop) {
+        Err(EngineError::Stopped) => {
+            say("trained; the evaluation was stopped (the same command does it again)");
+            return Ok(());
+        }
+        result => result?,
+    };
+    let names: Vec<String> = plan.data.labels.iter().map(|(name, _)| name.clone()).collect();
+    write_tables(folder, &names, &result)?;
+    summary.classification = Some(result);
+    Ok(())
+}
