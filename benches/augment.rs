@@ -82,7 +82,17 @@ fn views(configs: &[ViewConfig]) -> Operation {
 
 fn crop_only(size: u32, interpolation: Interpolation) -> ViewConfig {
     let crop = Some(CropConfig { scale: [0.08, 1.0], ratio: [0.75, 4.0 / 3.0], interpolation });
-    ViewConfig { count: 1, size, crop, flip: 0.0, jitter: None, grayscale: 0.0, blur: None, solarize: None }
+    ViewConfig {
+        count: 1,
+        size,
+        crop,
+        flip: 0.0,
+        jitter: None,
+        grayscale: 0.0,
+        blur: None,
+        solarize: None,
+        erase: None,
+    }
 }
 
 /// SimCLR (Chen et al. 2020), appendix A.
@@ -108,6 +118,7 @@ fn dino() -> Vec<ViewConfig> {
         grayscale: 0.2,
         blur: Some(BlurConfig { prob: blur, sigma: [0.1, 2.0], kernel: None }),
         solarize: Some(SolarizeConfig { prob: solarize, threshold: 128 }),
+        erase: None,
     };
     vec![view(1, 224, [0.4, 1.0], 1.0, 0.0), view(1, 224, [0.4, 1.0], 0.1, 0.2), view(8, 96, [0.05, 0.4], 0.5, 0.0)]
 }

@@ -203,7 +203,17 @@ mod tests {
     }
 
     fn plain(size: u32) -> ViewConfig {
-        ViewConfig { count: 1, size, crop: None, flip: 0.0, jitter: None, grayscale: 0.0, blur: None, solarize: None, erase: None }
+        ViewConfig {
+            count: 1,
+            size,
+            crop: None,
+            flip: 0.0,
+            jitter: None,
+            grayscale: 0.0,
+            blur: None,
+            solarize: None,
+            erase: None,
+        }
     }
 
     const KEY: ViewKey = ViewKey { seed: 1, epoch: 2, image: 3, view: 0 };

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::finetune::{self, Images, Task};
+use super::finetune::{self, Images, Outcome, Task};
 use super::processes::Processes;
 use super::{print, say, start};
 use crate::backend;
 use crate::checkpoint;
-use crate::cli::{TrainArgs, Resume};
+use crate::cli::{Resume, TrainArgs};
 use crate::data::BadImages;
 use crate::engine::{self, EvalSet, Evaluation, Job, Trained, Weights};
 use crate::error::{Failure, Kind};
@@ -116,9 +116,14 @@ fn train(args: &TrainArgs, task: Task, processes: &Processes) -> Result<(), Fail
     summary.write()?;
     if trained.interrupted {
         say(&format!("stopped after step {}; its checkpoint is written", trained.state.step));
-    } else if let Some(held_out) = &held_out {
+    } else if task == Task::Finetune {
         TRAINED.store(true, Ordering::Relaxed);
-        finetune::measure(&plan, held_out, &folder, &trained, &device, stop, &mut summary)?;
+        let outcome = Outcome::of(&plan, &folder, &trained)?;
+        outcome.write_adapters(&plan, &folder)?;
+        summary.best_step = trained.best.map(|(step, _)| step);
+        if let Some(held_out) = &held_out {
+            finetune::measure(&plan, held_out, &folder, &outcome, &device, stop, &mut summary)?;
+        }
         summary.write()?;
     } else if let Some(set) = &eval_set {
         TRAINED.store(true, Ordering::Relaxed);

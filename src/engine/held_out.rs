@@ -80,18 +80,30 @@ impl HeldOut {
             }
             (Some((_, test)), None) if test.len() > self.max_scheduled => {
                 let most = self.max_scheduled;
-                format!("while training at most {most} test images are classified (`eval.max_test`), all {} at the end", test.len())
+                format!(
+                    "while training at most {most} test images are classified (`eval.max_test`), all {} at the end",
+                    test.len()
+                )
             }
             (Some((_, test)), None) => format!("{} test images are classified", test.len()),
             (None, Some((_, aside))) => {
-                format!("there are no test images: the {} training images set aside are classified at the end, too", aside.len())
+                format!(
+                    "there are no test images: the {} training images set aside are classified at the end, too",
+                    aside.len()
+                )
             }
             (None, None) => String::new(),
         }
     }
 
     /// Classifies what training is watched by: the validation images, else at most `eval.max_test` test images.
-    pub(super) fn watch(&self, plan: &Plan, weights: (&[f32], &[f32]), device: &Device, threads: usize) -> Result<Classification, EngineError> {
+    pub(super) fn watch(
+        &self,
+        plan: &Plan,
+        weights: (&[f32], &[f32]),
+        device: &Device,
+        threads: usize,
+    ) -> Result<Classification, EngineError> {
         // never interrupted: the run would go on behind it without
         let never = AtomicBool::new(false);
         match (&self.validation, &self.test) {
@@ -182,7 +194,12 @@ pub(super) fn judge(config: &EarlyStoppingConfig, records: &[EvaluationRecord]) 
 }
 
 /// Writes the weights of the best evaluation beside the checkpoints.
-pub(super) fn keep_best(folder: &Path, learner: &crate::model::params::Layout, weights: &[f32], buffers: &[f32]) -> Result<(), EngineError> {
+pub(super) fn keep_best(
+    folder: &Path,
+    learner: &crate::model::params::Layout,
+    weights: &[f32],
+    buffers: &[f32],
+) -> Result<(), EngineError> {
     let tensors = learner.entries().iter().map(|entry| {
         let values = if entry.kind == Kind::Trained { weights } else { buffers };
         (entry.path.clone(), (entry.shape.clone(), values[entry.range()].to_vec()))

@@ -10,8 +10,8 @@ use burn::tensor::Device;
 use image::RgbImage;
 
 use super::audit;
-use super::held_out::{self, HeldOut};
 use super::error::EngineError;
+use super::held_out::{self, HeldOut};
 use super::process_log::ProcessLog;
 use super::trainer::{Settings, Trainer};
 use super::watch::Watch;
@@ -216,7 +216,9 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     let done = trainer.steps_done();
     Ok(trainer.finish().map(|state| Trained {
         interrupted: interrupted && done < plan.steps && !ended,
-        best: examiner.and_then(|examiner| Some((examiner.verdict.best?, ended))).filter(|_| recipe.early_stopping.is_some()),
+        best: examiner
+            .and_then(|examiner| Some((examiner.verdict.best?, ended)))
+            .filter(|_| recipe.early_stopping.is_some()),
         seconds: started.elapsed().as_secs_f64(),
         steps: done - first_step,
         warnings,

@@ -65,7 +65,8 @@ impl Classification {
         let logits = Features::new(logits, classes)?;
         assert_eq!(logits.rows(), labels.len(), "a label for each row of logits");
         let images = labels.len() as f64;
-        let scores: Vec<f64> = (0..labels.len()).flat_map(|row| logits.row(row).iter().map(|&s| f64::from(s))).collect();
+        let scores: Vec<f64> =
+            (0..labels.len()).flat_map(|row| logits.row(row).iter().map(|&s| f64::from(s))).collect();
         let mut confusion = vec![0usize; classes * classes];
         let mut bins = [(0usize, 0usize, 0.0f64); BINS]; // images, right ones, sum of confidences
         let mut loss = 0.0;
@@ -122,8 +123,9 @@ mod tests {
         // scikit-learn 1.9.1 on the same float32 logits: precision_recall_fscore_support(zero_division=0), log_loss, balanced_accuracy_score,
         // f1_score(average="macro"); torchmetrics: multiclass_calibration_error(n_bins=15, norm="l1")
         let (rows, classes) = (40, 6);
-        let logits: Vec<f32> =
-            (0..rows * classes).map(|i| ((i * i % 97) as f32 / 97.0 - 0.5) * 6.0 * ((i % 7) as f32 / 7.0 + 0.3)).collect();
+        let logits: Vec<f32> = (0..rows * classes)
+            .map(|i| ((i * i % 97) as f32 / 97.0 - 0.5) * 6.0 * ((i % 7) as f32 / 7.0 + 0.3))
+            .collect();
         let labels: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 7) % 5) as u32).collect();
         let result = Classification::of("test", logits, classes, &labels).unwrap();
         let close = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-6, "{got}, expected {expected}");

@@ -17,9 +17,10 @@ use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, RunFacts, Sees,
 use crate::augment::{Mix, MixConfig};
 use crate::loss::{classification, total};
 use crate::model::layers::{Affine, BatchNorm, Linear};
-use crate::model::{Backbone, ConfigError, Init, Pass, Scope};
+use crate::model::params::Layout;
+use crate::model::{Backbone, ConfigError, Init, LoraArch, Pass, Scope};
 use crate::optim::ParameterRule;
-use crate::problem::{Numbers, Problem, plural};
+use crate::problem::{MAX_WIDTH, Numbers, Problem, plural};
 
 /// The `[method.classify]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -48,6 +49,35 @@ pub struct Config {
     pub class_weights: Option<ClassWeights>,
     /// Mixup and `CutMix`.
     pub mix: MixConfig,
+    /// Low-rank adapters, which are trained instead of the backbone's weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+}
+
+/// Low-rank adapters (Hu et al., 2021, <https://arxiv.org/abs/2106.09685>).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraConfig {
+    /// Rank of an adapter; 8 to 32 are usual.
+    pub rank: usize,
+    /// An adapter is multiplied by `alpha / rank`; default: twice the rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// Linear layers that get one, by the last part of their path: `qkv`, `proj`, `fc1`, `fc2` of a vision transformer.
+    pub targets: Vec<String>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 8, alpha: None, targets: ["qkv", "proj"].map(str::to_owned).to_vec() }
+    }
+}
+
+impl LoraConfig {
+    fn arch(&self) -> LoraArch {
+        let alpha = self.alpha.unwrap_or(2.0 * self.rank as f64);
+        LoraArch { rank: self.rank, alpha, targets: self.targets.clone() }
+    }
 }
 
 impl Default for Config {
@@ -62,6 +92,7 @@ impl Default for Config {
             label_smoothing: 0.0,
             class_weights: None,
             mix: MixConfig::default(),
+            lora: None,
         }
     }
 }
@@ -147,12 +178,30 @@ impl Method for Classify {
     fn build(config: &Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError> {
         if config.classes.len() < 2 {
             let problem = format!("a classifier of {}", plural(config.classes.len(), "class"));
-            return Err(ConfigError::new("method.classify.classes", problem, "use labelled images of two classes or more"));
+            return Err(ConfigError::new(
+                "method.classify.classes",
+                problem,
+                "use labelled images of two classes or more",
+            ));
         }
         let linear = config.train == Train::Linear;
         let place = scope.enter("backbone");
-        let place = if linear { place.untrained() } else { place };
+        let place = match &config.lora {
+            Some(lora) => place.adapted(&lora.arch()),
+            None if linear => place.untrained(),
+            None => place,
+        };
         let backbone = Backbone::new(inputs.backbone, inputs.views[0].size, &place)?;
+        for target in config.lora.iter().flat_map(|lora| &lora.targets) {
+            let end = format!("{target}.lora.a");
+            let is_adapted =
+                |path: &str| path.strip_suffix(&end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+            if !Layout::of(&backbone).entries().iter().any(|entry| is_adapted(&entry.path)) {
+                let problem = format!("`{target}` is no linear layer of this backbone");
+                let hint = "vision transformers have `qkv`, `proj`, `fc1` and `fc2`, ConvNeXts `fc1` and `fc2`, residual networks none";
+                return Err(ConfigError::new("method.classify.lora.targets", problem, hint));
+            }
+        }
         let dim = backbone.dim();
         let std = config.head_std.unwrap_or(if linear { 0.01 } else { 2e-5 });
         let weight = Init::TruncatedNormal(std);
@@ -205,6 +254,24 @@ impl Method for Classify {
         } else {
             check::lone_pixels("classify", inputs, inputs.micro, found);
         }
+        if let Some(lora) = &config.lora {
+            found.size(&at("lora.rank"), lora.rank, MAX_WIDTH);
+            lora.alpha.map(|alpha| found.positive(&at("lora.alpha"), alpha));
+            if lora.targets.is_empty() || lora.targets.iter().any(|target| target.trim_matches('.').is_empty()) {
+                let key = at("lora.targets");
+                let hint = "write `targets = [\"qkv\", \"proj\"]`";
+                found.push(Problem::at(&key, format!("`{key}` names no layer")).hint(hint));
+            }
+            let other = [
+                ("train", config.train == Train::Linear, "adapters are trained with the head"),
+                ("layer_decay", config.layer_decay.is_some(), "the layers' own weights stand still"),
+            ];
+            for (key, _, why) in other.into_iter().filter(|(_, given, _)| *given) {
+                let key = at(key);
+                let message = format!("`{key}` does not go with `method.classify.lora`: {why}");
+                found.push(Problem::at(&key, message).against("method.classify.lora").hint("remove one of them"));
+            }
+        }
         if let Some(ClassWeights::Each(weights)) = &config.class_weights {
             for (index, &weight) in weights.iter().enumerate() {
                 found.not_negative(&at(&format!("class_weights.{index}")), weight);
@@ -217,7 +284,10 @@ impl Method for Classify {
         if known < 2 {
             let message = match known {
                 0 => "`data` has no labels to learn from".to_owned(),
-                _ => format!("all images of `data` are of one class, `{}`", classes.iter().find(|(_, images)| *images > 0).map_or("", |(name, _)| name)),
+                _ => format!(
+                    "all images of `data` are of one class, `{}`",
+                    classes.iter().find(|(_, images)| *images > 0).map_or("", |(name, _)| name)
+                ),
             };
             let hint = "use a folder with a sub-folder for each class, a list with labels, CIFAR or the sample; `pretrain` learns without labels";
             found.push(Problem::at("data", message).hint(hint));
@@ -238,7 +308,8 @@ impl Method for Classify {
             && weights.len() != classes.len()
         {
             let key = "method.classify.class_weights";
-            let message = format!("`{key}` has {}, the data has {} classes", plural(weights.len(), "weight"), classes.len());
+            let message =
+                format!("`{key}` has {}, the data has {} classes", plural(weights.len(), "weight"), classes.len());
             found.push(Problem::at(key, message).hint("one for each class in their order, or \"balanced\""));
         }
         if let Some(ClassWeights::Each(weights)) = &config.class_weights

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
 use crate::model::params::{self, Flat, Layout};
-use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start, merge};
 use crate::optim::{ParameterRule, RampConfig, ema};
 use crate::problem::Numbers;
 
@@ -373,7 +373,9 @@ impl<M: Method> Learner for Holder<M> {
             let values = if place.kind == Kind::Trained { &weights } else { &buffers };
             (entry.path.clone(), (entry.shape.clone(), values[place.range()].to_vec()))
         };
-        Start::new(Layout::of(self.network().backbone()).entries().iter().map(tensor).collect())
+        let mut tensors = Layout::of(self.network().backbone()).entries().iter().map(tensor).collect();
+        merge(&mut tensors);
+        Start::new(tensors)
     }
 
     fn evaluated(&self) -> &'static str {

@@ -85,15 +85,8 @@ pub fn write_tables(folder: &Path, names: &[String], result: &Classification) ->
     let mut classes = "class,images,precision,recall,f1\n".to_owned();
     for (name, class) in names.iter().zip(&result.classes) {
         // writing to a string cannot fail
-        let _ = writeln!(
-            classes,
-            "{},{},{},{},{}",
-            quoted(name),
-            class.images,
-            class.precision,
-            class.recall,
-            class.f1
-        );
+        let _ =
+            writeln!(classes, "{},{},{},{},{}", quoted(name), class.images, class.precision, class.recall, class.f1);
     }
     write_atomically(&folder.join("classes.csv"), classes.as_bytes())?;
     let header: Vec<String> = names.iter().map(|name| quoted(name)).collect();
@@ -107,7 +100,11 @@ pub fn write_tables(folder: &Path, names: &[String], result: &Classification) ->
 
 /// A field of a CSV file (RFC 4180).
 fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -152,6 +149,9 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
         let classes = "class,images,precision,recall,f1\na cat,1,0.5,1,0.6666666666666666\n\"a \"\"dog\"\", small\",2,1,0.5,0.6666666666666666\n";
         assert_eq!(read("classes.csv"), classes);
-        assert_eq!(read("confusion.csv"), "class \\ answer,a cat,\"a \"\"dog\"\", small\"\na cat,1,0\n\"a \"\"dog\"\", small\",1,1\n");
+        assert_eq!(
+            read("confusion.csv"),
+            "class \\ answer,a cat,\"a \"\"dog\"\", small\"\na cat,1,0\n\"a \"\"dog\"\", small\",1,1\n"
+        );
     }
 }

@@ -186,14 +186,19 @@ impl Summary {
 fn classified(result: &Classification) -> Vec<(&'static str, String)> {
     let percent = |fraction: f64| format!("{:5.1} %", 100.0 * fraction);
     let classes = result.classes.len();
-    let mut lines =
-        vec![("top-1", format!("{} ({} {} images, {classes} classes)", percent(result.top1), result.images, result.on))];
+    let mut lines = vec![(
+        "top-1",
+        format!("{} ({} {} images, {classes} classes)", percent(result.top1), result.images, result.on),
+    )];
     if classes > 5 {
         lines.push(("top-5", percent(result.top5)));
     }
     lines.push(("  chance", percent(result.chance)));
     lines.push(("macro F1", percent(result.macro_f1)));
-    lines.push(("calibration", format!("{} expected error, mean loss {:.4}", percent(result.calibration_error), result.loss)));
+    lines.push((
+        "calibration",
+        format!("{} expected error, mean loss {:.4}", percent(result.calibration_error), result.loss),
+    ));
     lines
 }
 

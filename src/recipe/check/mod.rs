@@ -64,8 +64,10 @@ impl Recipe {
         ];
         if !self.method.is_supervised() {
             for (key, _) in keys.into_iter().filter(|(_, given)| *given) {
-                let message = format!("`{key}` is for runs that learn from labels, and `method.{}` does not", self.method.name());
-                found.push(Problem::at(key, message).hint("remove it, or write `[method.classify]` and run `finetune`"));
+                let message =
+                    format!("`{key}` is for runs that learn from labels, and `method.{}` does not", self.method.name());
+                found
+                    .push(Problem::at(key, message).hint("remove it, or write `[method.classify]` and run `finetune`"));
             }
         }
         if let Some(fraction) = self.data.label_fraction.filter(|fraction| !(*fraction > 0.0 && *fraction <= 1.0)) {
@@ -82,7 +84,11 @@ impl Recipe {
             found.positive("early_stopping.every_epochs", early.every_epochs);
             if self.data.validation.is_none() {
                 let message = "`early_stopping` needs images that are neither trained nor tested on, and `data.validation` sets none aside";
-                found.push(Problem::at("early_stopping", message).against("data.validation").hint("set `data.validation = 0.1`"));
+                found.push(
+                    Problem::at("early_stopping", message)
+                        .against("data.validation")
+                        .hint("set `data.validation = 0.1`"),
+                );
             }
             if self.eval.skip {
                 let message = "`early_stopping` evaluates, and `eval.skip` is true";
@@ -94,7 +100,9 @@ impl Recipe {
         }) {
             if given {
                 let key = format!("eval.test.{key}");
-                found.push(Problem::at(&key, format!("`{key}` has no effect: all test images are used")).hint("remove it"));
+                found.push(
+                    Problem::at(&key, format!("`{key}` has no effect: all test images are used")).hint("remove it"),
+                );
             }
         }
     }
