@@ -112,17 +112,14 @@ impl Outcome {
             .method
             .build(&plan.recipe.inputs(), &plan.scope(&backend::host()))
             .map_err(EngineError::from)?;
-        let (weights, buffers) = match trained.best {
-            Some((step, ended)) => {
-                if ended {
-                    say(&format!("stopped early: nothing better since step {step}, whose weights are the result"));
-                }
-                engine::best_weights(folder, learner.as_ref())?
-            }
-            None => {
-                let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
-                (weights.clone(), trained.state.buffers.clone())
-            }
+        if let Some((step, true)) = trained.best {
+            say(&format!("stopped early: nothing better since step {step}, whose weights are the result"));
+        }
+        let (weights, buffers) = if trained.best.is_some() {
+            engine::best_weights(folder, learner.as_ref())?
+        } else {
+            let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
+            (weights.clone(), trained.state.buffers.clone())
         };
         Ok(Self { learner, weights, buffers })
     }

@@ -240,10 +240,8 @@ impl Method for Classify {
             check::images_to_normalise("classify", inputs, found);
         }
         if config.train == Train::Linear {
-            let without_effect = [
-                ("head_epochs", config.head_epochs != 0.0, "the backbone stands still in all of them"),
-                ("layer_decay", config.layer_decay.is_some(), "the head is the only layer that learns"),
-            ];
+            let without_effect =
+                [("head_epochs", config.head_epochs != 0.0, "the backbone stands still in all of them")];
             for (key, given, why) in without_effect {
                 if given {
                     let key = at(key);
@@ -262,10 +260,7 @@ impl Method for Classify {
                 let hint = "write `targets = [\"qkv\", \"proj\"]`";
                 found.push(Problem::at(&key, format!("`{key}` names no layer")).hint(hint));
             }
-            let other = [
-                ("train", config.train == Train::Linear, "adapters are trained with the head"),
-                ("layer_decay", config.layer_decay.is_some(), "the layers' own weights stand still"),
-            ];
+            let other = [("train", config.train == Train::Linear, "adapters are trained with the head")];
             for (key, _, why) in other.into_iter().filter(|(_, given, _)| *given) {
                 let key = at(key);
                 let message = format!("`{key}` does not go with `method.classify.lora`: {why}");
@@ -295,7 +290,9 @@ impl Method for Classify {
         }
         let names: Vec<&String> = classes.iter().map(|(name, _)| name).collect();
         if !config.classes.is_empty() && !config.classes.iter().eq(names.iter().copied()) {
-            let differs = (0..).find(|&index| config.classes.get(index) != names.get(index).copied()).unwrap_or(0);
+            let longest = config.classes.len().max(names.len());
+            let differs =
+                (0..longest).find(|&index| config.classes.get(index) != names.get(index).copied()).unwrap_or(0);
             let shown = |name: Option<&String>| name.map_or_else(|| "none".to_owned(), |name| format!("`{name}`"));
             let message = format!(
                 "`method.classify.classes` are not those of the data: class {differs} is {} here and {} there",
@@ -325,6 +322,11 @@ impl Method for Classify {
         let mut notes = Vec::new();
         config.classes = facts.classes.iter().map(|(name, _)| name.clone()).collect();
         let linear = config.train == Train::Linear;
+        if let Some(decay) = config.layer_decay.take_if(|_| linear || config.lora.is_some()) {
+            notes.push(format!(
+                "`method.classify.layer_decay` is {decay}, which has no effect: the backbone's own weights stand still"
+            ));
+        }
         config.head_norm.get_or_insert(linear);
         config.head_std.get_or_insert(if linear { 0.01 } else { 2e-5 });
         if let Some(ClassWeights::Named(Balanced::Balanced)) = config.class_weights {
