@@ -44,9 +44,12 @@ pub struct Config {
     pub layer_decay: Option<f64>,
     /// Share of each target that is spread over all classes.
     pub label_smoothing: f64,
-    /// Weight of each class in the loss.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub class_weights: Option<ClassWeights>,
+    /// Weight of each class in the loss; empty: all the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f64>,
+    /// Weighs each class by images / (classes * images of the class), as scikit-learn's `"balanced"`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub balance_classes: bool,
     /// Mixup and `CutMix`.
     pub mix: MixConfig,
     /// Low-rank adapters, which are trained instead of the backbone's weights.
@@ -90,7 +93,8 @@ impl Default for Config {
             head_std: None,
             layer_decay: None,
             label_smoothing: 0.0,
-            class_weights: None,
+            class_weights: Vec::new(),
+            balance_classes: false,
             mix: MixConfig::default(),
             lora: None,
         }
@@ -106,24 +110,6 @@ pub enum Train {
     Full,
     /// The head alone.
     Linear,
-}
-
-/// Weights of the classes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum ClassWeights {
-    /// `"balanced"`: images / (classes * images of the class), as in scikit-learn.
-    Named(Balanced),
-    /// One for each class.
-    Each(Vec<f64>),
-}
-
-/// The weights with a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Balanced {
-    /// Each class counts the same.
-    Balanced,
 }
 
 /// Backbone and head.
@@ -267,10 +253,13 @@ impl Method for Classify {
                 found.push(Problem::at(&key, message).against("method.classify.lora").hint("remove one of them"));
             }
         }
-        if let Some(ClassWeights::Each(weights)) = &config.class_weights {
-            for (index, &weight) in weights.iter().enumerate() {
-                found.not_negative(&at(&format!("class_weights.{index}")), weight);
-            }
+        for (index, &weight) in config.class_weights.iter().enumerate() {
+            found.not_negative(&at(&format!("class_weights.{index}")), weight);
+        }
+        if config.balance_classes && !config.class_weights.is_empty() {
+            let key = at("class_weights");
+            let message = format!("`{key}` are given, and `balance_classes` is true");
+            found.push(Problem::at(key, message).against("method.classify.balance_classes").hint("remove one of them"));
         }
     }
 
@@ -301,19 +290,13 @@ impl Method for Classify {
             );
             found.push(Problem::at("method.classify.classes", message).hint("remove it: the data's are used"));
         }
-        if let Some(ClassWeights::Each(weights)) = &config.class_weights
-            && weights.len() != classes.len()
-        {
-            let key = "method.classify.class_weights";
+        let (key, weights) = ("method.classify.class_weights", &config.class_weights);
+        if !weights.is_empty() && weights.len() != classes.len() {
             let message =
                 format!("`{key}` has {}, the data has {} classes", plural(weights.len(), "weight"), classes.len());
-            found.push(Problem::at(key, message).hint("one for each class in their order, or \"balanced\""));
-        }
-        if let Some(ClassWeights::Each(weights)) = &config.class_weights
-            && weights.len() == classes.len()
-            && !weights.iter().zip(classes).any(|(&weight, (_, images))| weight > 0.0 && *images > 0)
-        {
-            let key = "method.classify.class_weights";
+            let hint = "one for each class in their order, or `balance_classes = true`";
+            found.push(Problem::at(key, message).hint(hint));
+        } else if !weights.is_empty() && !weights.iter().zip(classes).any(|(&w, (_, images))| w > 0.0 && *images > 0) {
             found.push(Problem::at(key, format!("`{key}` gives every class with images the weight 0")));
         }
     }
@@ -329,7 +312,7 @@ impl Method for Classify {
         }
         config.head_norm.get_or_insert(linear);
         config.head_std.get_or_insert(if linear { 0.01 } else { 2e-5 });
-        if let Some(ClassWeights::Named(Balanced::Balanced)) = config.class_weights {
+        if std::mem::take(&mut config.balance_classes) {
             let images: usize = facts.classes.iter().map(|(_, images)| images).sum();
             let share = |&(_, own): &(String, usize)| {
                 if own == 0 { 0.0 } else { images as f64 / (facts.classes.len() * own) as f64 }
@@ -337,7 +320,7 @@ impl Method for Classify {
             let weights: Vec<f64> = facts.classes.iter().map(share).collect();
             let (least, most) = weights.iter().fold((f64::MAX, 0.0f64), |(l, m), &w| (l.min(w), m.max(w)));
             notes.push(format!("`method.classify.class_weights`: balanced, from {least:.3} to {most:.3}"));
-            config.class_weights = Some(ClassWeights::Each(weights));
+            config.class_weights = weights;
         }
         let empty: Vec<&str> = facts.classes.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
         if let Some(first) = empty.first() {
@@ -387,9 +370,10 @@ impl Method for Classify {
         let [logits]: [Tensor<2>; 1] = outputs.tensors.try_into().expect("`encode` returns one tensor");
         let [targets]: [Tensor<2>; 1] = outputs.constants.try_into().expect("`encode` returns one constant");
         let [images, classes] = logits.dims();
-        let Some(ClassWeights::Each(weights)) = &self.config.class_weights else {
+        let weights = &self.config.class_weights;
+        if weights.is_empty() {
             return Loss::new(total(classification::cross_entropy(logits, targets, None)), images as f64);
-        };
+        }
         // as torch: divided by the weights of the labels before smoothing
         let smoothing = self.config.label_smoothing;
         let host = targets.to_data().try_to_vec::<f32>().expect("targets are f32");

@@ -24,7 +24,7 @@ width = 0.125
 stem = "cifar"
 [method.classify]
 label_smoothing = 0.1
-class_weights = "balanced"
+balance_classes = true
 mix = { mixup = 0.8, cutmix = 1.0 }
 [batch]
 global = 32
