@@ -92,6 +92,7 @@ fn crop_only(size: u32, interpolation: Interpolation) -> ViewConfig {
         grayscale: 0.0,
         blur: None,
         solarize: None,
+        erase: None,
     }
 }
 
@@ -120,6 +121,7 @@ fn dino() -> Vec<ViewConfig> {
         grayscale: 0.2,
         blur: Some(BlurConfig { prob: blur, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None }),
         solarize: Some(SolarizeConfig { prob: solarize, threshold: 128 }),
+        erase: None,
     };
     vec![view(1, 224, [0.4, 1.0], 1.0, 0.0), view(1, 224, [0.4, 1.0], 0.1, 0.2), view(8, 96, [0.05, 0.4], 0.5, 0.0)]
 }

@@ -199,7 +199,7 @@ fn rank(
             let images: Vec<u64> = share(batch, micro, micros).map(|image| image as u64).collect();
             let mut noise = Stream::new(0, Purpose::Evaluation, &[micro as u64]);
             let pixels = (0..images.len() * 3 * (size * size) as usize).map(|_| noise.normal() as f32).collect();
-            HostBatch { step: 0, micro, images, views: vec![HostView { size, pixels }] }
+            HostBatch { step: 0, micro, images, labels: Vec::new(), views: vec![HostView { size, pixels }] }
         })
         .collect();
     let mut trainer = Trainer::start(settings, device, mine, learner, ranks, None)?;

@@ -20,6 +20,7 @@ use crate::plan::Ranks;
 Examples:
   autodidact pretrain recipes/simclr.toml
   autodidact pretrain recipes/simclr.toml schedule.epochs=5 --dry-run
+  autodidact finetune recipes/finetune.toml init=runs/simclr
   autodidact eval knn runs/simclr
   autodidact data inspect ~/pictures
   autodidact checkpoint inspect dinov2_vits14_pretrain.pth
@@ -38,7 +39,25 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a network on unlabelled images, as a recipe says
-    Pretrain(PretrainArgs),
+    #[command(after_help = "\
+Examples:
+  autodidact pretrain recipes/simclr.toml
+  autodidact pretrain recipes/simclr.toml seed=1 schedule.lr=0.2 --run-dir runs/lower-lr
+  autodidact pretrain recipes/cifar10/mae-vit.toml data.path=~/cifar-10-batches-bin --ranks 4
+  autodidact pretrain runs/simclr/plan.toml --run-dir runs/again     # the same bits again
+
+A second run in the same folder continues it. Ranks, threads and restarts never change the result.")]
+    Pretrain(TrainArgs),
+    /// Teach a pretrained network the classes of labelled images
+    #[command(after_help = "\
+Examples:
+  autodidact finetune recipes/finetune.toml init=runs/simclr
+  autodidact finetune recipes/finetune.toml init=runs/simclr data.label_fraction=0.1 --run-dir runs/few-labels
+  autodidact finetune recipes/finetune.toml init=runs/simclr method.classify.train=linear
+  autodidact finetune recipes/finetune.toml init=random     # from scratch, to compare
+
+`init` is a run folder, a checkpoint in one, or weights of another program; docs/finetune.md has all settings. A second run in the same folder continues it.")]
+    Finetune(TrainArgs),
     /// Measure what a network learnt
     #[command(subcommand)]
     Eval(EvalCommand),
@@ -76,17 +95,9 @@ pub struct RecipeArgs {
     pub overrides: Vec<String>,
 }
 
-/// Arguments of `pretrain`.
+/// Arguments of `pretrain` and `finetune`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "\
-Examples:
-  autodidact pretrain recipes/simclr.toml
-  autodidact pretrain recipes/simclr.toml seed=1 schedule.lr=0.2 --run-dir runs/lower-lr
-  autodidact pretrain recipes/cifar10/mae-vit.toml data.path=~/cifar-10-batches-bin --ranks 4
-  autodidact pretrain runs/simclr/plan.toml --run-dir runs/again     # the same bits again
-
-A second run in the same folder continues it. Ranks, threads and restarts never change the result.")]
-pub struct PretrainArgs {
+pub struct TrainArgs {
     /// The recipe.
     #[command(flatten)]
     pub recipe: RecipeArgs,

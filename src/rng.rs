@@ -23,6 +23,10 @@ pub enum Purpose {
     DropPath,
     /// Choice of images for an evaluation; coordinates: free.
     Evaluation,
+    /// Choice of the labels that a run learns from; coordinates: class.
+    Labels,
+    /// Mixing of images; coordinates: step, image, what is drawn.
+    Mix,
     /// Substitute for an unreadable image; coordinates: image, attempt.
     Substitute,
     /// Random directions that features are projected on; coordinates: step.
@@ -38,6 +42,8 @@ impl Purpose {
             Self::Mask => "mask",
             Self::DropPath => "drop-path",
             Self::Evaluation => "evaluation",
+            Self::Labels => "labels",
+            Self::Mix => "mix",
             Self::Substitute => "substitute",
             Self::Directions => "directions",
         }

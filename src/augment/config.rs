@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::RandAugmentConfig;
+use super::erase::EraseConfig;
 
 /// One group of views: `count` crops of `size` pixels, each transformed in the order of the fields below
 /// (crop, flip, RandAugment, jitter, grayscale, blur, solarize), the order of SimCLR, BYOL and DINO's code and of torchvision's recipes.
@@ -36,6 +37,9 @@ pub struct ViewConfig {
     /// Solarisation: inverts values at or above the threshold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solarize: Option<SolarizeConfig>,
+    /// Random erasing, after normalisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub erase: Option<EraseConfig>,
 }
 
 /// Random resized crop, torchvision's `RandomResizedCrop`.
@@ -231,6 +235,21 @@ impl ViewConfig {
         if let Some(solarize) = &self.solarize {
             probability("solarize.prob", solarize.prob)?;
         }
+        if let Some(erase) = &self.erase {
+            probability("erase.prob", erase.prob)?;
+            let [low, high] = erase.area;
+            require(0.0 < low && low <= high && high <= 1.0, "erase.area", || {
+                format!(
+                    "`area` is [{low}, {high}], needs 0 < low <= high <= 1 (fractions of the image); write [0.02, 0.33]"
+                )
+            })?;
+            require((0.01..=1.0).contains(&erase.aspect), "erase.aspect", || {
+                format!("`aspect` is {}, the limits are 0.01 and 1 (squares); 0.3 is usual", erase.aspect)
+            })?;
+            require((1..=MAX_COUNT).contains(&erase.count), "erase.count", || {
+                format!("`count` is {}, the limits are 1 and {MAX_COUNT} boxes; 1 is usual", erase.count)
+            })?;
+        }
         Ok(())
     }
 }
@@ -287,6 +306,10 @@ mod tests {
             ("size = 224", "size = 224\nrand_augment = { magnitude = 31 }", "rand_augment.magnitude"),
             ("size = 224", "size = 224\nrand_augment = { num_ops = 101 }", "rand_augment.num_ops"),
             ("size = 224", "size = 224\nrand_augment = { num_magnitude_bins = 1 }", "rand_augment.num_magnitude_bins"),
+            ("flip = 0.5", "erase = { prob = 1.5 }", "erase.prob"),
+            ("flip = 0.5", "erase = { prob = 0.5, area = [0.5, 0.2] }", "erase.area"),
+            ("flip = 0.5", "erase = { prob = 0.5, aspect = 0.0 }", "erase.aspect"),
+            ("flip = 0.5", "erase = { prob = 0.5, count = 0 }", "erase.count"),
         ] {
             let config: ViewConfig = toml::from_str(&GOOD.replace(from, to)).expect("parses");
             let (named, message) = config.check().expect_err(to);

@@ -31,7 +31,8 @@ enum Operation {
     Grayscale = 3,
     Blur = 4,
     Solarize = 5,
-    RandAugment = 6,
+    RandAugment = 7,
+    Erase = 6,
 }
 
 impl ViewKey {
@@ -164,6 +165,21 @@ impl MultiView {
         self.views[view].config.size
     }
 
+    /// Erases boxes of view number `view` once it is normalised, where its table says so.
+    ///
+    /// # Shapes
+    /// `pixels`: `[3, size, size]`.
+    ///
+    /// # Panics
+    /// When there is no such view.
+    pub fn erase(&self, pixels: &mut [f32], seed: u64, epoch: u64, index: u64, view: usize) {
+        let ViewConfig { erase, size, .. } = &self.views[view].config;
+        if let Some(erase) = erase {
+            let key = ViewKey { seed, epoch, image: index, view: view as u64 };
+            erase.apply(pixels, *size as usize, &mut key.stream(Operation::Erase));
+        }
+    }
+
     /// Makes view number `view` of image number `index`, decoded as `image`.
     ///
     /// # Panics
@@ -194,6 +210,7 @@ mod tests {
             grayscale: 0.2,
             blur: Some(BlurConfig { prob: 0.5, sigma: [0.1, 2.0], filter: BlurFilter::Gaussian, kernel: None }),
             solarize: Some(SolarizeConfig { prob: 0.2, threshold: 128 }),
+            erase: None,
         }
     }
 
@@ -208,6 +225,7 @@ mod tests {
             grayscale: 0.0,
             blur: None,
             solarize: None,
+            erase: None,
         }
     }
 

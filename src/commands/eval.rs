@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use super::finetune::Images;
 use super::{pretrain, print, start};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::EvalCommand;
-use crate::data::{self, Split};
 use crate::engine::{EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
 use crate::parallel::Launch;
@@ -34,7 +34,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     if let Some(note) = chosen.note {
         super::say(&format!("note: {note}"));
     }
-    let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let images = Images::open(&loaded.recipe)?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let request =
         Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
@@ -43,13 +43,13 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
         return Err(Failure::message(Kind::Usage, text));
     }
     let start = recorded_start(&folder).map(|(from, digest)| start::kept(&folder, &from, &digest)).transpose()?;
-    let plan = pretrain::resolve(&loaded, source.as_ref(), start, &request)?;
+    let plan = pretrain::resolve(&loaded, &images, start, &request)?;
 
     let inputs = plan.recipe.inputs();
     let learner = plan.recipe.method.build(&inputs, &plan.scope(&chosen.device)).map_err(EngineError::from)?;
     let (weights, buffers, manifest) =
         checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
-    let set = EvalSet::choose(&plan.recipe, &source)?;
+    let set = EvalSet::choose(&plan.recipe, &images.train)?;
     if let Some(note) = set.note() {
         super::say(&format!("note: {note}"));
     }

@@ -7,6 +7,7 @@ mod embed;
 mod encoder;
 mod eval;
 mod export;
+mod finetune;
 mod launch_info;
 mod pretrain;
 mod processes;
@@ -25,7 +26,8 @@ use crate::files::folder_of;
 /// With what is to be printed, and the exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
-        Command::Pretrain(args) => pretrain::run(&args),
+        Command::Pretrain(args) => pretrain::run(&args, finetune::Task::Pretrain),
+        Command::Finetune(args) => pretrain::run(&args, finetune::Task::Finetune),
         Command::Eval(command) => eval::run(&command),
         Command::Embed(args) => embed::run(&args),
         Command::Export(args) => export::run(&args),

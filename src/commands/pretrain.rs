@@ -1,4 +1,4 @@
-//! `autodidact pretrain`.
+//! `autodidact pretrain`, and with what is in `finetune.rs`, `autodidact finetune`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use super::finetune::{self, Images, Outcome, Task};
 use super::processes::Processes;
 use super::{print, say, start};
 use crate::backend;
 use crate::checkpoint;
-use crate::cli::{PretrainArgs, Resume};
-use crate::data::{self, BadImages, Source, Split};
+use crate::cli::{Resume, TrainArgs};
+use crate::data::BadImages;
 use crate::engine::{self, EvalSet, Evaluation, Job, Trained, Weights};
 use crate::error::{Failure, Kind};
 use crate::files::{FileError, write_atomically};
@@ -22,7 +23,7 @@ use crate::plan::{DataFacts, Plan, Request};
 use crate::recipe::{self, Loaded, Problem, Recipe};
 use crate::report::{Environment, Summary, quoted, read_metrics};
 
-pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &TrainArgs, task: Task) -> Result<(), Failure> {
     let fault = Fault::from_env().map_err(|text| {
         let text = format!("the environment variable AUTODIDACT_FAULT is \"{text}\", which is no fault");
         Failure::message(Kind::Usage, text)
@@ -32,25 +33,31 @@ pub(super) fn run(args: &PretrainArgs) -> Result<(), Failure> {
     if let Some(fault) = fault {
         processes.say(&format!("note: AUTODIDACT_FAULT breaks this run on purpose: {fault}"));
     }
-    let outcome = train(args, &processes);
+    let outcome = train(args, task, &processes);
     processes.end(outcome)
 }
 
-fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
+fn train(args: &TrainArgs, task: Task, processes: &Processes) -> Result<(), Failure> {
     let started = SystemTime::now();
     let loaded = recipe::load(&args.recipe.recipe, &args.recipe.overrides)?;
+    task.check(&loaded)?;
     let backend::Chosen { device, description, note } =
         backend::choose(processes.device()).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = note {
         processes.say(&format!("note: {note}"));
     }
-    let source = data::open(&loaded.recipe.data, Split::Train).map_err(|error| Failure::new(Kind::Usage, error))?;
-    let mut plan = plan(args, processes, &loaded, source.as_ref(), description)?;
+    let images = Images::open(&loaded.recipe)?;
+    let source = Arc::clone(&images.train);
+    let mut plan = plan(args, processes, &loaded, &images, description)?;
     let groups = groups(&mut plan, &loaded)?;
     processes.agree_on("plan", plan.digest(), &plan.recipe.to_toml().unwrap_or_default())?;
     processes.agree("number of rank threads (`--ranks`)", &plan.threads().to_string())?;
     // chosen before training, so that a mistake in `eval.test` is said before hours of work
-    let eval_set = (!plan.recipe.eval.skip).then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
+    let held_out = images.held_out(&plan.recipe)?;
+    let features = !plan.recipe.eval.skip && !plan.recipe.method.is_supervised();
+    let eval_set = features.then(|| EvalSet::choose(&plan.recipe, &source)).transpose()?;
+    plan.notes.extend(images.note());
+    plan.notes.extend(held_out.as_ref().map(engine::HeldOut::note));
     if args.dry_run {
         for warning in &plan.warnings {
             processes.say(&warning.to_string());
@@ -91,6 +98,7 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
         link: processes.link(),
         folder: &folder,
         resume,
+        held_out: held_out.as_ref(),
         stop,
     };
     let trained = engine::train(&job)?;
@@ -99,7 +107,8 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
         return Ok(());
     }
 
-    let mut summary = describe(&plan, &folder, &trained, resume_command(args));
+    let mut summary = describe(&plan, &folder, &trained, resume_command(args, task));
+    summary.task = task.name();
     summary.bad_images = bad.len() as u64;
     summary.bad_image_lists = processes.count();
     summary.warnings.clone_from(&trained.warnings);
@@ -107,6 +116,15 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
     summary.write()?;
     if trained.interrupted {
         say(&format!("stopped after step {}; its checkpoint is written", trained.state.step));
+    } else if task == Task::Finetune {
+        TRAINED.store(true, Ordering::Relaxed);
+        let outcome = Outcome::of(&plan, &folder, &trained)?;
+        outcome.write_adapters(&plan, &folder)?;
+        summary.best_step = trained.best.map(|(step, _)| step);
+        if let Some(held_out) = &held_out {
+            finetune::measure(&plan, held_out, &folder, &outcome, &device, stop, &mut summary)?;
+        }
+        summary.write()?;
     } else if let Some(set) = &eval_set {
         TRAINED.store(true, Ordering::Relaxed);
         let weights = trained.state.ema.as_ref().unwrap_or(&trained.state.weights);
@@ -125,7 +143,7 @@ fn train(args: &PretrainArgs, processes: &Processes) -> Result<(), Failure> {
 
 /// Makes the run folder, with what the run is; returns its lock and the checkpoint to go on from.
 fn prepare(
-    args: &PretrainArgs,
+    args: &TrainArgs,
     loaded: &Loaded,
     plan: &mut Plan,
     folder: &Path,
@@ -191,15 +209,17 @@ pub(super) fn cores() -> usize {
 /// Resolves a recipe for a data set.
 pub(super) fn resolve(
     loaded: &Loaded,
-    source: &dyn Source,
+    images: &Images,
     start: Option<Start>,
     request: &Request,
 ) -> Result<Plan, Failure> {
+    let source = &images.train;
     let classes = source.classes().len();
     let facts = DataFacts {
         images: source.len(),
         fingerprint: source.fingerprint(),
         classes: (classes > 0).then_some(classes),
+        labels: images.labels.clone(),
         description: match &loaded.recipe.data.path {
             Some(path) => path.display().to_string(),
             None => "the sample images inside this program".to_owned(),
@@ -209,10 +229,10 @@ pub(super) fn resolve(
 }
 
 fn plan(
-    args: &PretrainArgs,
+    args: &TrainArgs,
     processes: &Processes,
     loaded: &Loaded,
-    source: &dyn Source,
+    images: &Images,
     device: String,
 ) -> Result<Plan, Failure> {
     let name = args.recipe.recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
@@ -225,10 +245,10 @@ fn plan(
     };
     let goes_on = args.resume != Resume::Never;
     let folder = goes_on.then(|| run_folder(args, &loaded.recipe, &request.name));
-    resolve(loaded, source, start::open(loaded, folder.as_deref())?, &request)
+    resolve(loaded, images, start::open(loaded, folder.as_deref())?, &request)
 }
 
-fn run_folder(args: &PretrainArgs, recipe: &Recipe, name: &str) -> PathBuf {
+fn run_folder(args: &TrainArgs, recipe: &Recipe, name: &str) -> PathBuf {
     let name = recipe.name.as_deref().unwrap_or(name);
     args.run_dir.clone().unwrap_or_else(|| Path::new("runs").join(name))
 }
@@ -425,8 +445,8 @@ fn earlier(folder: &Path) -> (f64, u64) {
     (records.last().map_or(0.0, |record| record.time_s), (records.len() - restart) as u64)
 }
 
-fn resume_command(args: &PretrainArgs) -> String {
-    let mut words = vec!["autodidact pretrain".to_owned(), quoted(&args.recipe.recipe)];
+fn resume_command(args: &TrainArgs, task: Task) -> String {
+    let mut words = vec![format!("autodidact {}", task.name()), quoted(&args.recipe.recipe)];
     words.extend(args.recipe.overrides.iter().map(|change| quoted(Path::new(change))));
     if let Some(folder) = &args.run_dir {
         words.push(format!("--run-dir {}", quoted(folder)));

@@ -24,6 +24,13 @@ pub struct DataConfig {
     /// Uses only N images, evenly spread over the source's own order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
+    /// Learns from this fraction of the labelled images of each class, the same ones for a seed, at least one; for `finetune`. The images of a smaller
+    /// fraction are among those of a larger one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_fraction: Option<f64>,
+    /// Sets this fraction of the training images of each class aside, to be evaluated on while training; for `finetune`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<f64>,
     /// Loader threads of this process; 0 chooses from the number of cores. Never changes the result.
     #[serde(default)]
     pub workers: usize,
@@ -50,6 +57,8 @@ impl DataConfig {
             on_error: OnError::default(),
             max_bad: default_max_bad(),
             limit: None,
+            label_fraction: None,
+            validation: None,
             workers: 0,
             prefetch: default_prefetch(),
             max_pixels: default_max_pixels(),

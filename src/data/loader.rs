@@ -55,6 +55,8 @@ pub struct HostBatch {
     pub micro: usize,
     /// Indices of the images that were scheduled; a substitute keeps the index of the image it stands for.
     pub images: Vec<u64>,
+    /// Class of each image, of the substitute where there is one; empty where some image has none.
+    pub labels: Vec<u32>,
     /// One for each view of the view maker.
     pub views: Vec<HostView>,
 }
@@ -244,16 +246,21 @@ impl Shared {
                 HostView { size, pixels: vec![0.0; images.len() * 3 * (size as usize).pow(2)] }
             })
             .collect();
+        let mut labels = Vec::with_capacity(images.len());
         for (place, &index) in images.iter().enumerate() {
             if self.lock().stop {
                 return None;
             }
-            let made = self.load(index).and_then(|image| self.make_views(&image, epoch, index, place, &mut outputs));
+            let made = self.load(index).and_then(|(shown, image)| {
+                labels.push(self.plan.source.label(shown as usize));
+                self.make_views(&image, epoch, index, place, &mut outputs)
+            });
             if let Err(error) = made {
                 return Some(Err(error));
             }
         }
-        Some(Ok(HostBatch { step, micro, images, views: outputs }))
+        let labels = labels.into_iter().collect::<Option<Vec<u32>>>().unwrap_or_default();
+        Some(Ok(HostBatch { step, micro, images, labels, views: outputs }))
     }
 
     fn make_views(
@@ -278,10 +285,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Loads an image or its substitute.
-    fn load(&self, index: u64) -> Result<RgbImage, Error> {
+    /// Loads an image or its substitute, and says which it is.
+    fn load(&self, index: u64) -> Result<(u64, RgbImage), Error> {
         let reason = match self.decode(index) {
-            Ok(image) => return Ok(image),
+            Ok(image) => return Ok((index, image)),
             Err(reason) => reason,
         };
         let name = self.plan.source.name(index as usize);
@@ -295,7 +302,7 @@ impl Shared {
             return Err(Error::NoSubstitute { name, index, reason, attempts: MAX_ATTEMPTS });
         };
         self.note(index, &reason, Some(substitute))?;
-        Ok(image)
+        Ok((substitute, image))
     }
 
     /// Finds the image that takes the place of an unreadable one. Unreadable candidates are passed over and not noted:

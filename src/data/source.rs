@@ -196,6 +196,8 @@ pub(crate) mod tests {
             on_error: OnError::Substitute,
             max_bad: 0.01,
             limit: None,
+            label_fraction: None,
+            validation: None,
             workers: 1,
             prefetch: 2,
             max_pixels: 1 << 20,

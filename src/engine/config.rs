@@ -52,6 +52,35 @@ pub struct EmaConfig {
     pub momentum: f64,
 }
 
+/// Stops a supervised run that no longer becomes better on the images of `data.validation`; the best weights are the result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EarlyStoppingConfig {
+    /// Evaluations without a better one that end the run.
+    pub patience: usize,
+    /// Epochs between evaluations (may be fractional).
+    #[serde(default = "one")]
+    pub every_epochs: f64,
+    /// What is better.
+    #[serde(default)]
+    pub metric: Judged,
+}
+
+/// What evaluations are compared by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Judged {
+    /// More images with the right class first.
+    #[default]
+    Top1,
+    /// A smaller mean cross-entropy.
+    Loss,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
 /// What is written while training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

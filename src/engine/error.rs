@@ -33,6 +33,16 @@ pub enum EngineError {
         /// Its name among the training images.
         train: String,
     },
+    /// A supervised run without labelled images to evaluate on.
+    #[error(
+        "there are no labelled images to evaluate on: neither a test split nor `data.validation`\nhint: set `data.validation=0.1` to hold a tenth of the training images back, name others with `eval.test`, or `eval.skip=true`"
+    )]
+    NothingHeldOut,
+    /// Test images that are the training images.
+    #[error(
+        "`eval.test` are the training images: an accuracy on them says nothing\nhint: name images of their own, or remove `eval.test` and set `data.validation=0.1`"
+    )]
+    TestIsTraining,
     /// The user asked to stop while the evaluation ran.
     #[error("the evaluation was stopped")]
     Stopped,

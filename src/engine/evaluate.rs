@@ -131,7 +131,7 @@ fn standardized(bank: &Features, queries: &Features) -> Result<(Features, Featur
     Ok((scaled(bank)?, scaled(queries)?))
 }
 
-fn same_classes(test: &[String], train: &[String]) -> Result<(), EngineError> {
+pub(super) fn same_classes(test: &[String], train: &[String]) -> Result<(), EngineError> {
     let name = |classes: &[String], index: usize| classes.get(index).cloned().unwrap_or_else(|| "(none)".to_owned());
     let differs = (0..test.len().max(train.len())).find(|&index| test.get(index) != train.get(index));
     match differs {
@@ -140,7 +140,7 @@ fn same_classes(test: &[String], train: &[String]) -> Result<(), EngineError> {
     }
 }
 
-fn shuffle(stream: u64, items: &mut [usize]) {
+pub(super) fn shuffle(stream: u64, items: &mut [usize]) {
     Stream::new(0, Purpose::Evaluation, &[stream]).shuffle(items);
 }
 

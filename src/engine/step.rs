@@ -261,7 +261,7 @@ fn to_device(spec: &StepSpec, step: u64, batch: HostBatch) -> MicroBatch {
         let side = view.size as usize;
         Tensor::from_data(TensorData::new(view.pixels, [images, 3, side, side]), &spec.device)
     });
-    MicroBatch { progress: spec.progress(step), views: views.collect(), images: batch.images }
+    MicroBatch { progress: spec.progress(step), views: views.collect(), images: batch.images, labels: batch.labels }
 }
 
 /// A two-dimensional tensor on the host.

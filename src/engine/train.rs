@@ -11,6 +11,7 @@ use image::RgbImage;
 
 use super::audit;
 use super::error::EngineError;
+use super::held_out::{self, HeldOut};
 use super::process_log::ProcessLog;
 use super::trainer::{Settings, Trainer};
 use super::watch::Watch;
@@ -21,6 +22,7 @@ use crate::eval::Warning;
 use crate::ops;
 use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks};
 use crate::plan::Plan;
+use crate::report::{EvaluationLog, EvaluationRecord};
 
 /// A run to be trained.
 pub struct Job<'a> {
@@ -38,6 +40,8 @@ pub struct Job<'a> {
     pub folder: &'a Path,
     /// Checkpoint to go on from.
     pub resume: Option<PathBuf>,
+    /// Images to evaluate on while training.
+    pub held_out: Option<&'a HeldOut>,
     /// Set when the user asks to stop: the step is finished and a checkpoint written.
     pub stop: &'a AtomicBool,
 }
@@ -57,6 +61,8 @@ pub struct Trained {
     pub warnings: Vec<Warning>,
     /// Newest checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// On the first rank, where the run may stop early: the step whose weights are the best, and whether the run ended there.
+    pub best: Option<(u64, bool)>,
 }
 
 /// Trains until the plan's last step or until asked to stop, on `plan.ranks` rank threads.
@@ -135,9 +141,15 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     let checkpoints = job.folder.join("checkpoints");
     let mut saved = None;
     let mut interrupted = false;
+    let mut examiner = (ranks.rank() == 0).then(|| Examiner::open(job, first_step)).transpose()?;
+    // what was found before a restart counts, too
+    let mut ended = match &recipe.early_stopping {
+        Some(_) => said_by_first(ranks, examiner.as_ref().is_some_and(|examiner| examiner.verdict.ended))?,
+        None => false,
+    };
     let started = Instant::now();
 
-    while trainer.steps_done() < plan.steps && !interrupted {
+    while trainer.steps_done() < plan.steps && !interrupted && !ended {
         let step = trainer.steps_done();
         if ranks.world_size() > 1 && (step == first_step || step.is_multiple_of(audit::EVERY)) {
             let weights = trainer.with_snapshot(|_, now| audit::hash_of(now.weights, now.buffers));
@@ -167,6 +179,20 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
         if let (Some(watch), Some(numbers)) = (&mut watch, &numbers) {
             watch.step(plan, numbers, &times)?;
         }
+        if plan.evaluated_every().is_some_and(|every| {
+            // a run that may stop early is judged by its last step, too
+            done.is_multiple_of(every) || (done == plan.steps && recipe.early_stopping.is_some())
+        }) {
+            if let (Some(examiner), Some(watch)) = (&mut examiner, &mut watch) {
+                let text = examiner.examine(job, &trainer, ranks.threads())?;
+                watch.say(&text);
+            }
+            ranks.wait_for_processes("evaluated")?;
+            if recipe.early_stopping.is_some() {
+                ended = said_by_first(ranks, examiner.as_ref().is_some_and(|examiner| examiner.verdict.ended))?;
+            }
+        }
+        let due = due || ended;
         if let (true, Some(log)) = (ranks.leads() && (due || done.is_multiple_of(recipe.log.every_steps)), log) {
             let first = ranks.rank();
             let own = times[first..first + ranks.threads()].iter().enumerate();
@@ -189,13 +215,72 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     let warnings = watch.map_or_else(Vec::new, Watch::finish);
     let done = trainer.steps_done();
     Ok(trainer.finish().map(|state| Trained {
-        interrupted: interrupted && done < plan.steps,
+        interrupted: interrupted && done < plan.steps && !ended,
+        best: examiner
+            .and_then(|examiner| Some((examiner.verdict.best?, ended)))
+            .filter(|_| recipe.early_stopping.is_some()),
         seconds: started.elapsed().as_secs_f64(),
         steps: done - first_step,
         warnings,
         checkpoint: saved.or_else(|| job.resume.clone()),
         state,
     }))
+}
+
+/// Returns what the first rank says.
+fn said_by_first(ranks: &dyn Collective, word: bool) -> Result<bool, EngineError> {
+    Ok(ranks.all_gather_f64(vec![f64::from(u8::from(word))])?[0] != 0.0)
+}
+
+/// Evaluates on a schedule, on the first rank.
+struct Examiner {
+    log: EvaluationLog,
+    verdict: held_out::Verdict,
+}
+
+impl Examiner {
+    fn open(job: &Job<'_>, done: u64) -> Result<Self, EngineError> {
+        let log = EvaluationLog::open(job.folder, done)?;
+        let early = job.plan.recipe.early_stopping.as_ref();
+        let verdict = early.map_or_else(Default::default, |early| held_out::judge(early, log.records()));
+        Ok(Self { log, verdict })
+    }
+
+    /// Classifies what is held out with the weights as they are, notes it, and judges the run; returns a line about it.
+    fn examine(&mut self, job: &Job<'_>, trainer: &Trainer<'_>, threads: usize) -> Result<String, EngineError> {
+        let (plan, step) = (job.plan, trainer.steps_done());
+        let held_out = job.held_out.ok_or(EngineError::NothingHeldOut)?;
+        let examined = trainer.with_snapshot(|layout, now| -> Result<String, EngineError> {
+            let weights = now.ema.unwrap_or(now.weights);
+            let result = held_out.watch(plan, (weights, now.buffers), &job.device, threads)?;
+            let text = format!(
+                "step {step}: {} top-1 {:.2} %, loss {:.4} ({} images)",
+                result.on,
+                100.0 * result.top1,
+                result.loss,
+                result.images
+            );
+            self.log.push(EvaluationRecord {
+                step,
+                epoch: step as f64 / plan.steps_per_epoch as f64,
+                on: result.on.to_owned(),
+                images: result.images,
+                top1: result.top1,
+                top5: result.top5,
+                loss: result.loss,
+                macro_f1: result.macro_f1,
+                calibration_error: result.calibration_error,
+            })?;
+            if let Some(early) = &plan.recipe.early_stopping {
+                self.verdict = held_out::judge(early, self.log.records());
+                if self.verdict.improved {
+                    held_out::keep_best(job.folder, layout, weights, now.buffers)?;
+                }
+            }
+            Ok(text)
+        });
+        examined.unwrap_or_else(|| Ok(String::new()))
+    }
 }
 
 fn settings(plan: &Plan) -> Settings {
@@ -252,5 +337,6 @@ impl ViewMaker for Views {
 
     fn make(&self, image: &RgbImage, epoch: u64, index: u64, view: usize, normalize: &Normalize, out: &mut [f32]) {
         normalize.write(&self.views.apply(image, self.seed, epoch, index, view), out);
+        self.views.erase(out, self.seed, epoch, index, view);
     }
 }

@@ -80,6 +80,11 @@ impl Watch {
         Ok(())
     }
 
+    /// Says a line between the steps.
+    pub(super) fn say(&mut self, text: &str) {
+        self.progress.say(text);
+    }
+
     /// Puts what was logged on disk, before a checkpoint that goes on from here.
     pub(super) fn sync(&self) -> Result<(), EngineError> {
         Ok(self.metrics.sync()?)

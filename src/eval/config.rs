@@ -24,6 +24,9 @@ pub struct EvalConfig {
     /// Labelled images to classify; default: the training source's own test split, else a fixed tenth of the training images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<DataConfig>,
+    /// Epochs between evaluations while training (may be fractional), for `finetune`; absent: at the end only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_epochs: Option<f64>,
     /// Skips the evaluation at the end of a run.
     pub skip: bool,
 }
@@ -38,6 +41,7 @@ impl Default for EvalConfig {
             max_train: 10_000,
             max_test: 2_000,
             test: None,
+            every_epochs: None,
             skip: false,
         }
     }

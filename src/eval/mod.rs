@@ -6,6 +6,7 @@
 mod accuracy;
 mod alignment;
 mod cka;
+mod classification;
 mod config;
 mod extract;
 mod features;
@@ -20,6 +21,7 @@ mod store;
 pub use accuracy::{chance, top_k_accuracy};
 pub use alignment::{alignment, embedding_std, uniformity};
 pub use cka::linear_cka;
+pub use classification::{ClassResult, Classification};
 pub use config::EvalConfig;
 pub use extract::{EvalView, Extracted, extract};
 pub use features::{EvalError, Features};

@@ -4,6 +4,7 @@
 //! statistics of the batch (Barlow Twins, `VICReg`, `SIGReg`, ...) is its value, with count 1, for the batch it is given.
 
 pub mod barlow_twins;
+pub mod classification;
 pub mod cosine;
 pub mod dcl;
 pub mod dino;

@@ -143,7 +143,7 @@ mod tests {
 
     fn draw(images: &[u64], step: u64) -> Vec<Vec<bool>> {
         let progress = Progress { seed: 3, step, steps: 100, steps_per_epoch: 10 };
-        let batch = MicroBatch { progress, images: images.to_vec(), views: Vec::new() };
+        let batch = MicroBatch { progress, images: images.to_vec(), labels: Vec::new(), views: Vec::new() };
         MASKING.draw(&batch, [8, 8]).hidden
     }
 

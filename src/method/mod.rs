@@ -8,6 +8,7 @@ pub mod barlow;
 pub mod byol;
 mod center;
 mod check;
+pub mod classify;
 pub mod data2vec;
 pub mod dcl;
 pub mod dino;
@@ -41,7 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
 use crate::model::params::{self, Flat, Layout};
-use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start, merge};
 use crate::optim::{ParameterRule, RampConfig, ema};
 use crate::problem::Numbers;
 
@@ -54,6 +55,9 @@ pub trait Method: Module + Send + 'static {
     /// What one evaluation of the loss sees.
     const SEES: Sees;
 
+    /// Whether it learns from labels, by `finetune` instead of `pretrain`.
+    const SUPERVISED: bool = false;
+
     /// Builds the network, backbone included.
     ///
     /// # Errors
@@ -62,6 +66,9 @@ pub trait Method: Module + Send + 'static {
 
     /// Checks the table, alone and against the rest of the recipe; keys start with `method.<name>`.
     fn check(config: &Self::Config, inputs: &Inputs<'_>, found: &mut Numbers);
+
+    /// Checks the table against the data: name and number of training images of each class.
+    fn suits(_config: &Self::Config, _classes: &[(String, usize)], _found: &mut Numbers) {}
 
     /// Fills in what follows from the data: values the recipe leaves open, and says why, a line each.
     fn resolve(_config: &mut Self::Config, _facts: &RunFacts) -> Vec<String> {
@@ -81,6 +88,11 @@ pub trait Method: Module + Send + 'static {
 
     /// Returns the encoder that is evaluated and exported.
     fn backbone(&self) -> &Backbone;
+
+    /// Scores the classes for each image, `[images, classes]`, where that is what the method learns.
+    fn scores(&self, _images: Tensor<4>, _pass: &mut Pass) -> Option<Tensor<2>> {
+        None
+    }
 
     /// Returns the momentum by which the teacher follows after this step, if there is one.
     ///
@@ -128,7 +140,7 @@ impl Inputs<'_> {
 }
 
 /// What is known of a run when its plan is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunFacts {
     /// Images of the data.
     pub images: usize,
@@ -136,6 +148,8 @@ pub struct RunFacts {
     pub steps: u64,
     /// Steps of one epoch.
     pub steps_per_epoch: u64,
+    /// Name and number of training images of each class; empty where nothing is learnt from labels.
+    pub classes: Vec<(String, usize)>,
 }
 
 /// How far a run is.
@@ -181,6 +195,8 @@ pub struct MicroBatch {
     pub progress: Progress,
     /// Index of each image in the data, the key of its random draws.
     pub images: Vec<u64>,
+    /// Class of each image; empty where some image has none. Only supervised methods look at it.
+    pub labels: Vec<u32>,
     /// Views, each `[images, 3, height, width]`, normalised.
     pub views: Vec<Tensor<4>>,
 }
@@ -258,6 +274,8 @@ pub trait Learner: Send {
     fn after_step(&self, statistics: &[Vec<f32>], progress: &Progress, weights: &mut [f32], buffers: &mut [f32]);
     /// Makes the first weights what [`Method::unit_rows`] asks for.
     fn at_start(&self, weights: &mut [f32]);
+    /// See [`Method::scores`].
+    fn scores(&self, images: Tensor<4>, pass: &mut Pass) -> Option<Tensor<2>>;
     /// Returns what stands for each image after the backbone, `[images, dim]`.
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2>;
     /// Returns the weights of the encoder that is evaluated and exported.
@@ -340,6 +358,10 @@ impl<M: Method> Learner for Holder<M> {
         }
     }
 
+    fn scores(&self, images: Tensor<4>, pass: &mut Pass) -> Option<Tensor<2>> {
+        self.network().scores(images, pass)
+    }
+
     fn features(&self, images: Tensor<4>, pass: &mut Pass) -> Tensor<2> {
         self.network().backbone().forward(images, pass).pooled
     }
@@ -351,14 +373,16 @@ impl<M: Method> Learner for Holder<M> {
             let values = if place.kind == Kind::Trained { &weights } else { &buffers };
             (entry.path.clone(), (entry.shape.clone(), values[place.range()].to_vec()))
         };
-        Start::new(Layout::of(self.network().backbone()).entries().iter().map(tensor).collect())
+        let mut tensors = Layout::of(self.network().backbone()).entries().iter().map(tensor).collect();
+        merge(&mut tensors);
+        Start::new(tensors)
     }
 
     fn evaluated(&self) -> &'static str {
         let own = Layout::of(self.network().backbone());
-        let trained = own.entries().iter().any(|entry| self.layout.entry(entry.id).kind == Kind::Trained);
-        // in a network built without gradients, too, the kind says which is trained
-        if trained { "student" } else { "teacher" }
+        // a frozen backbone is no teacher, so the field's name tells, not whether anything of it is trained
+        let teacher = own.entries().iter().any(|entry| self.layout.entry(entry.id).path.starts_with("teacher."));
+        if teacher { "teacher" } else { "student" }
     }
 
     fn layout(&self) -> &Layout {
@@ -428,6 +452,21 @@ macro_rules! methods {
                 }
             }
 
+            /// Tells whether the method learns from labels.
+            #[must_use]
+            pub fn is_supervised(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => $module::$network::SUPERVISED,)*
+                }
+            }
+
+            /// Checks the method's table against the data.
+            pub fn suits(&self, classes: &[(String, usize)], found: &mut Numbers) {
+                match self {
+                    $(Self::$variant(config) => $module::$network::suits(config, classes, found),)*
+                }
+            }
+
             /// Fills in what follows from the data; returns what was decided and why.
             pub fn resolve(&mut self, facts: &RunFacts) -> Vec<String> {
                 match self {
@@ -493,4 +532,6 @@ methods! {
     Data2vec => data2vec::Data2Vec,
     /// I-JEPA (Assran et al., 2023, <https://arxiv.org/abs/2301.08243>).
     Ijepa => ijepa::IJepa,
+    /// Classification of labelled images, for `finetune`.
+    Classify => classify::Classify,
 }

@@ -103,7 +103,7 @@ mod tests {
         };
         let views: Vec<Tensor<4>> = [16, 16, 16, 8, 8].into_iter().enumerate().map(|(i, size)| view(i, size)).collect();
         let progress = Progress { seed: 1, step: 0, steps: 1, steps_per_epoch: 1 };
-        let batch = MicroBatch { progress, images: vec![5, 9], views: views.clone() };
+        let batch = MicroBatch { progress, images: vec![5, 9], labels: Vec::new(), views: views.clone() };
         let all = pooled(&network, &batch, 0..5, &mut Pass::eval());
         assert_eq!(all.dims(), [10, 24]);
         for (view, got) in views.into_iter().zip(all.chunk(5, 0)) {

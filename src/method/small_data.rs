@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn decided(images: usize, steps: u64) -> (usize, RampConfig, f64, u64) {
-        let facts = RunFacts { images, steps, steps_per_epoch: 100 };
+        let facts = RunFacts { images, steps, steps_per_epoch: 100, ..RunFacts::default() };
         let mut rule = SmallData::new("method.dino", &facts);
         let (mut prototypes, mut temperature, mut momentum, mut freeze) = (None, None, None, None);
         rule.prototypes("prototypes", &mut prototypes, 65_536);
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_given_stays() {
-        let facts = RunFacts { images: 10, steps: 10, steps_per_epoch: 1 };
+        let facts = RunFacts { images: 10, steps: 10, steps_per_epoch: 1, ..RunFacts::default() };
         let mut rule = SmallData::new("method.dino", &facts);
         let (mut prototypes, mut freeze) = (Some(7), None);
         rule.prototypes("prototypes", &mut prototypes, 65_536);

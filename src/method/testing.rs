@@ -31,7 +31,7 @@ pub(super) fn batch(images: &[u64], size: usize, step: u64) -> MicroBatch {
     let pixels = images.iter().flat_map(|&image| (0..each).map(move |i| (image as f32 + i as f32 * 0.37).sin()));
     let shape = [images.len(), 3, size, size];
     let view = Tensor::from_data(TensorData::new(pixels.collect::<Vec<f32>>(), shape), &Device::flex());
-    MicroBatch { progress: progress(step), images: images.to_vec(), views: vec![view] }
+    MicroBatch { progress: progress(step), images: images.to_vec(), labels: Vec::new(), views: vec![view] }
 }
 
 pub(super) fn values(tensor: Tensor<2>) -> Vec<f32> {
@@ -46,7 +46,7 @@ pub(super) fn stays_finite<M: Method>(config: &M::Config, backbone: &BackboneCon
     let size = views[0].size as usize;
     for pixel in [0.0f32, 2.5] {
         let view = Tensor::<4>::full([2, 3, size, size], pixel, &device);
-        let batch = MicroBatch { progress: progress(3), images: vec![7, 7], views: vec![view] };
+        let batch = MicroBatch { progress: progress(3), images: vec![7, 7], labels: vec![0, 1], views: vec![view] };
         let noise = Noise { seed: 11, step: 3, rows: vec![(7, 0), (7, 0)] };
         let loss = net.loss(net.encode(&batch, &mut Pass::train(noise)), &batch.progress);
         assert!(loss.count > 0.0 && loss.sum.clone().into_scalar::<f32>().is_finite());

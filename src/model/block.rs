@@ -153,7 +153,7 @@ impl Attention {
         scale: Option<Tensor<1>>,
         residual: Option<Tensor<3>>,
     ) -> Tensor<3> {
-        let qkv = self.normed(ops::linear(x, self.qkv.weight.val(), self.qkv_bias()));
+        let qkv = self.normed(ops::linear(x, self.qkv.adapted_weight(), self.qkv_bias()));
         let qkv = match rotary {
             Some(rotary) => rotary.turn(qkv, self.heads),
             None => qkv,

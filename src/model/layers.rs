@@ -7,6 +7,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::lora::Lora;
 use super::pass::{BatchStats, Pass};
 use super::scope::{Init, Scope};
 use crate::ops;
@@ -19,6 +20,8 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
+    /// Low-rank adapter of the weight.
+    pub lora: Option<Lora>,
 }
 
 impl Linear {
@@ -28,6 +31,20 @@ impl Linear {
         Self {
             weight: scope.param("weight", [outputs, inputs], weight),
             bias: bias.map(|init| scope.param("bias", [outputs], init)),
+            lora: Lora::of(inputs, outputs, scope),
+        }
+    }
+
+    /// Returns the weight, adapter included.
+    ///
+    /// # Shapes
+    /// `[out, in]`.
+    #[must_use]
+    pub fn adapted_weight(&self) -> Tensor<2> {
+        let weight = self.weight.val();
+        match &self.lora {
+            Some(lora) => lora.added_to(weight),
+            None => weight,
         }
     }
 
@@ -49,7 +66,7 @@ impl Linear {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let inputs = self.weight.dims()[1];
         assert_eq!(x.dims()[D - 1], inputs, "a linear layer of {inputs} inputs got {:?}", x.dims());
-        ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+        ops::linear(x, self.adapted_weight(), self.bias.as_ref().map(Param::val))
     }
 
     /// Returns weight and bias of the layer whose outputs are multiplied by `scale`, if there is one.
@@ -58,7 +75,7 @@ impl Linear {
     /// `[out]` to `[out, in]` and `[out]`.
     #[must_use]
     pub fn scaled(&self, scale: Option<Tensor<1>>) -> (Tensor<2>, Option<Tensor<1>>) {
-        let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
+        let (weight, bias) = (self.adapted_weight(), self.bias.as_ref().map(Param::val));
         match scale {
             Some(scale) => (weight * scale.clone().unsqueeze_dim(1), bias.map(|bias| bias * scale)),
             None => (weight, bias),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::lora::LoraArch;
 use super::start::Start;
 use crate::rng::{Purpose, Stream};
 
@@ -65,13 +66,14 @@ pub struct Scope {
     path: String,
     kind: Kind,
     start: Option<Arc<Start>>,
+    adapters: Option<Arc<LoraArch>>,
 }
 
 impl Scope {
     /// Opens the root scope. Give a device with autodiff to train, a plain one to evaluate.
     #[must_use]
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { seed, device: device.clone(), path: String::new(), kind: Kind::Trained, start: None }
+        Self { seed, device: device.clone(), path: String::new(), kind: Kind::Trained, start: None, adapters: None }
     }
 
     /// Enters a part; use the name of the module's field, so that the path equals the module path.
@@ -91,6 +93,18 @@ impl Scope {
     #[must_use]
     pub fn untrained(&self) -> Self {
         Self { kind: Kind::Buffer, ..self.clone() }
+    }
+
+    /// Gives linear layers that are built here adapters, which alone are trained.
+    #[must_use]
+    pub fn adapted(&self, arch: &LoraArch) -> Self {
+        Self { adapters: Some(Arc::new(arch.clone())), kind: Kind::Buffer, ..self.clone() }
+    }
+
+    /// Returns what the adapter of the linear layer here is, if it has one, and its place.
+    pub(super) fn adapter(&self) -> Option<(&LoraArch, Self)> {
+        let arch = self.adapters.as_deref().filter(|arch| arch.targets(&self.path))?;
+        Some((arch, Self { kind: Kind::Trained, adapters: None, ..self.enter("lora") }))
     }
 
     /// Returns the device parameters live on.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::lora::is_adapter;
 use super::params::{self, Layout};
 
 /// Shape and values of named tensors.
@@ -87,7 +88,8 @@ impl Start {
     /// # Errors
     /// With the first difference, in words.
     pub fn fits(&self, network: &Layout) -> Result<(), String> {
-        let own = network.entries().iter().filter_map(|entry| Some((entry.path.strip_prefix(BACKBONE)?, &entry.shape)));
+        let own = network.entries().iter().filter(|entry| !is_adapter(&entry.path));
+        let own = own.filter_map(|entry| Some((entry.path.strip_prefix(BACKBONE)?, &entry.shape)));
         let own: BTreeMap<&str, &Vec<usize>> = own.collect();
         let found = own.keys().filter(|name| self.tensors.contains_key(**name)).count();
         for (name, shape) in &own {

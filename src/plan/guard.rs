@@ -1,6 +1,6 @@
 //! Guards: what is likely to disappoint, with the reason and what to do instead.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use super::Plan;
 use crate::recipe::plural;
@@ -36,12 +36,31 @@ pub(super) fn warnings(plan: &Plan, cores: usize) -> Vec<Warning> {
 
 fn few_images(plan: &Plan) -> Option<Warning> {
     let images = plan.data.images;
+    if plan.recipe.method.is_supervised() {
+        return from_scratch(plan);
+    }
     (images < FEW_IMAGES).then(|| Warning {
         code: "W001",
         message: format!(
             "{images} images, fewer than {FEW_IMAGES}: pretraining from scratch on so few rarely beats a foundation model's features"
         ),
         advice: foundation(plan).into_iter().chain(small(plan)).chain(go_on(plan)).collect(),
+    })
+}
+
+/// A supervised run of drawn weights on few labels.
+fn from_scratch(plan: &Plan) -> Option<Warning> {
+    let images = plan.data.images;
+    (images < FEW_IMAGES && plan.start().is_none()).then(|| Warning {
+        code: "W001",
+        message: format!(
+            "{images} labelled images, fewer than {FEW_IMAGES}, and drawn weights: from pretrained ones the same labels teach more"
+        ),
+        advice: vec![
+            "pretrain on the images without their labels, or take a foundation checkpoint, and start from it:".to_owned(),
+            "  autodidact finetune RECIPE init=runs/NAME     # a run of the same backbone".to_owned(),
+            "  autodidact checkpoint inspect FILE            # prints the `[backbone]` table to copy, then init=FILE".to_owned(),
+        ],
     })
 }
 
@@ -53,6 +72,7 @@ fn foundation(plan: &Plan) -> Vec<String> {
     vec![
         "for a result rather than an experiment, start from a foundation checkpoint, such as a DINOv2 or MAE of timm or Hugging Face:".to_owned(),
         "  autodidact checkpoint inspect FILE     # prints the `[backbone]` table to copy into the recipe".to_owned(),
+        format!("  autodidact finetune recipes/finetune.toml init=FILE{}   # learns your labels", data_of(plan)),
         "  autodidact pretrain RECIPE init=FILE   # continues from it on these images".to_owned(),
     ]
 }
@@ -74,14 +94,17 @@ fn small(plan: &Plan) -> Vec<String> {
     if contrastive || plan.data.images >= CONTRASTIVE_ONLY {
         return Vec::new();
     }
-    let mut command = "  autodidact pretrain recipes/simclr.toml".to_owned();
-    let data = &plan.recipe.data;
-    if let Some(path) = &data.path {
-        let path = format!("data.path={}", path.display());
-        let path = if path.contains(char::is_whitespace) { format!("\"{path}\"") } else { path };
-        let _ = write!(command, " data.source={} {path}", data.source);
-    }
+    let command = format!("  autodidact pretrain recipes/simclr.toml{}", data_of(plan));
     vec!["for an experiment, a small network with a method of few settings gains soonest:".to_owned(), command]
+}
+
+/// The overrides that name the same data.
+fn data_of(plan: &Plan) -> String {
+    let data = &plan.recipe.data;
+    let Some(path) = &data.path else { return String::new() };
+    let path = format!("data.path={}", path.display());
+    let path = if path.contains(char::is_whitespace) { format!("\"{path}\"") } else { path };
+    format!(" data.source={} {path}", data.source)
 }
 
 fn few_steps(plan: &Plan) -> Option<Warning> {

@@ -18,7 +18,7 @@ use crate::method::RunFacts;
 use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrDecay, LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::parallel::Reduction;
-use crate::recipe::{Problem, Recipe, plural};
+use crate::recipe::{Numbers, Problem, Recipe, plural};
 
 /// A recipe, resolved for a data set and a machine.
 #[derive(Clone, Debug)]
@@ -76,6 +76,8 @@ pub struct DataFacts {
     pub description: String,
     /// Digest of what the images are, the same wherever they lie.
     pub fingerprint: String,
+    /// Name and number of training images of each class, where the run learns from labels.
+    pub labels: Vec<(String, usize)>,
 }
 
 /// What the command line and the machine add to a recipe. None of it changes a result.
@@ -144,6 +146,11 @@ impl Plan {
         recipe.backbone.spell_out();
         data.images = data.images.min(recipe.data.limit.unwrap_or(usize::MAX));
 
+        let mut found = Numbers::default();
+        recipe.method.suits(&data.labels, &mut found);
+        if !found.problems.is_empty() {
+            return Err(found.problems);
+        }
         let (global, micro) = (recipe.batch.global, recipe.batch.micro);
         let micro_batches = global / micro;
         let mut problems = Vec::new();
@@ -183,7 +190,7 @@ impl Plan {
         };
         let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
-        let facts = RunFacts { images: data.images, steps, steps_per_epoch };
+        let facts = RunFacts { images: data.images, steps, steps_per_epoch, classes: data.labels.clone() };
         let mut notes = recipe.method.resolve(&facts);
         notes.extend(start.iter().flat_map(|start| start.notes().iter().cloned()));
         if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
@@ -198,7 +205,7 @@ impl Plan {
                 ),
             });
         }
-        if start.is_some() {
+        if start.is_some() && !recipe.method.is_supervised() {
             notes.push(continued(lr, recipe.schedule.decay, warmup_steps, steps_per_epoch));
         }
         let digest = digest::of(&recipe, &data, start.as_ref().map(Start::digest))
@@ -266,6 +273,13 @@ impl Plan {
     /// Returns the duration in epochs.
     pub fn epochs(&self) -> f64 {
         self.steps as f64 / self.steps_per_epoch as f64
+    }
+
+    /// Returns the steps between evaluations while training, if there are any.
+    pub fn evaluated_every(&self) -> Option<u64> {
+        let early = self.recipe.early_stopping.as_ref().map(|early| early.every_epochs);
+        let epochs = early.or(self.recipe.eval.every_epochs).filter(|_| !self.recipe.eval.skip)?;
+        Some(((epochs * self.steps_per_epoch as f64).round() as u64).max(1))
     }
 
     /// Returns the rank threads of each process.

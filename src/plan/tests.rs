@@ -25,7 +25,7 @@ warmup_epochs = 1
 
 fn facts(images: usize) -> DataFacts {
     let fingerprint = "abc".to_owned();
-    DataFacts { images, classes: Some(10), description: "embedded sample".to_owned(), fingerprint }
+    DataFacts { images, classes: Some(10), description: "embedded sample".to_owned(), fingerprint, labels: Vec::new() }
 }
 
 fn request(ranks: Ranks) -> Request {

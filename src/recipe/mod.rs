@@ -10,7 +10,7 @@ mod overrides;
 mod schema;
 mod structure;
 
-pub(crate) use crate::problem::plural;
+pub(crate) use crate::problem::{Numbers, plural};
 pub use crate::problem::{Place, Problem};
 pub(crate) use error::report;
 pub use error::{Diagnostic, RecipeError};
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
 use crate::data::DataConfig;
-use crate::engine::{BatchConfig, CheckpointConfig, EmaConfig, LogConfig};
+use crate::engine::{BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, LogConfig};
 use crate::eval::EvalConfig;
 use crate::method::MethodConfig;
 use crate::model::BackboneConfig;
@@ -77,6 +77,9 @@ pub struct Recipe {
     /// Moving average of the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,
+    /// When a supervised run ends before its last step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_stopping: Option<EarlyStoppingConfig>,
     /// Checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,

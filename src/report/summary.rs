@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::progress::{duration, short};
-use crate::eval::Warning;
+use crate::eval::{Classification, Warning};
 use crate::files::{FileError, write_json};
 
 /// What a run reached. Shown as an aligned block of text, written as `summary.json`.
@@ -28,6 +28,15 @@ pub struct Summary {
     pub first_loss: Option<f32>,
     /// Loss of the last step.
     pub last_loss: Option<f32>,
+    /// Command of the run.
+    #[serde(skip)]
+    pub task: &'static str,
+    /// Classification of images held out, by a supervised run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classification: Option<Classification>,
+    /// Step of the weights that were evaluated, where a run may stop early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_step: Option<u64>,
     /// Nearest-neighbour classification; absent without labels or when skipped.
     pub knn: Option<KnnResult>,
     /// Linear classification; absent without labels or when skipped.
@@ -127,6 +136,12 @@ impl Summary {
 
     fn measured(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
+        if let Some(result) = &self.classification {
+            lines.extend(classified(result));
+        }
+        if let Some(step) = self.best_step {
+            lines.push(("  weights of", format!("step {step}, the best on the validation images")));
+        }
         if let Some(knn) = &self.knn {
             lines.extend(knn.lines());
         }
@@ -145,7 +160,7 @@ impl Summary {
 
     /// Returns the block as pairs of label and text.
     fn lines(&self) -> Vec<(&'static str, String)> {
-        let finished = self.steps >= self.total_steps;
+        let finished = self.steps >= self.total_steps || self.classification.is_some();
         let mut lines = Vec::new();
         let state =
             if finished { String::new() } else { format!(", stopped at step {} of {}", self.steps, self.total_steps) };
@@ -160,11 +175,31 @@ impl Summary {
             let lists = if self.bad_image_lists > 1 { "bad-images*.jsonl" } else { "bad-images.jsonl" };
             lines.push(("bad images", format!("{} replaced, see {lists}", self.bad_images)));
         }
-        lines.push(("files", "metrics.jsonl, summary.json, plan.toml, checkpoints/latest".to_owned()));
+        let tables = if self.classification.is_some() { ", classes.csv, confusion.csv" } else { "" };
+        lines.push(("files", format!("metrics.jsonl, summary.json{tables}, plan.toml, checkpoints/latest")));
         let evaluate = format!("autodidact eval knn {}", quoted(&self.run));
         lines.push(("next", if finished { evaluate } else { self.resume_command.clone() }));
         lines
     }
+}
+
+fn classified(result: &Classification) -> Vec<(&'static str, String)> {
+    let percent = |fraction: f64| format!("{:5.1} %", 100.0 * fraction);
+    let classes = result.classes.len();
+    let mut lines = vec![(
+        "top-1",
+        format!("{} ({} {} images, {classes} classes)", percent(result.top1), result.images, result.on),
+    )];
+    if classes > 5 {
+        lines.push(("top-5", percent(result.top5)));
+    }
+    lines.push(("  chance", percent(result.chance)));
+    lines.push(("macro F1", percent(result.macro_f1)));
+    lines.push((
+        "calibration",
+        format!("{} expected error, mean loss {:.4}", percent(result.calibration_error), result.loss),
+    ));
+    lines
 }
 
 impl KnnResult {

@@ -95,7 +95,9 @@ impl Place {
 
     fn command(&self, run: &str, options: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
-        command.arg("pretrain").arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
+        let recipe = fs::read(self.path("recipe.toml")).unwrap_or_default();
+        let task = if String::from_utf8_lossy(&recipe).contains("[method.classify]") { "finetune" } else { "pretrain" };
+        command.arg(task).arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
         command
     }

@@ -86,7 +86,7 @@ fn the_method_of_the_guide_is_one() {
         Tensor::<4>::from_data(TensorData::new(pixels, [4, 3, 8, 8]), &device)
     };
     let progress = Progress { seed: 1, step: 0, steps: 10, steps_per_epoch: 5 };
-    let batch = MicroBatch { progress, images: vec![0, 1, 2, 3], views: vec![view(0), view(3)] };
+    let batch = MicroBatch { progress, images: vec![0, 1, 2, 3], labels: Vec::new(), views: vec![view(0), view(3)] };
     let rows = (0..2).flat_map(|view| (0..4).map(move |image| (image, view))).collect();
     let noise = Noise { seed: 1, step: 0, rows };
     let mut means = Vec::new();

@@ -38,6 +38,7 @@ impl Recipe {
         optim::schedule(&self.schedule, &self.optimizer, &mut found);
         optim::parameters(&self.parameters, &mut found);
         eval(&self.eval, &mut found);
+        self.check_supervised(&mut found);
         found.problems
     }
 
@@ -51,6 +52,59 @@ impl Recipe {
     /// Returns what a network is built for.
     pub fn inputs(&self) -> Inputs<'_> {
         Inputs { backbone: &self.backbone, views: &self.views, global: self.batch.global, micro: self.batch.micro }
+    }
+
+    /// Keys that only a supervised run knows what to do with.
+    fn check_supervised(&self, found: &mut Numbers) {
+        let keys = [
+            ("data.label_fraction", self.data.label_fraction.is_some()),
+            ("data.validation", self.data.validation.is_some()),
+            ("eval.every_epochs", self.eval.every_epochs.is_some()),
+            ("early_stopping", self.early_stopping.is_some()),
+        ];
+        if !self.method.is_supervised() {
+            for (key, _) in keys.into_iter().filter(|(_, given)| *given) {
+                let message =
+                    format!("`{key}` is for runs that learn from labels, and `method.{}` does not", self.method.name());
+                found
+                    .push(Problem::at(key, message).hint("remove it, or write `[method.classify]` and run `finetune`"));
+            }
+        }
+        if let Some(fraction) = self.data.label_fraction.filter(|fraction| !(*fraction > 0.0 && *fraction <= 1.0)) {
+            found.limit("data.label_fraction", fraction, "greater than 0 and at most 1");
+        }
+        if let Some(share) = self.data.validation.filter(|share| !(*share > 0.0 && *share < 1.0)) {
+            found.limit("data.validation", share, "greater than 0 and less than 1");
+        }
+        if let Some(epochs) = self.eval.every_epochs {
+            found.positive("eval.every_epochs", epochs);
+        }
+        if let Some(early) = &self.early_stopping {
+            found.count("early_stopping.patience", early.patience);
+            found.positive("early_stopping.every_epochs", early.every_epochs);
+            if self.data.validation.is_none() {
+                let message = "`early_stopping` needs images that are neither trained nor tested on, and `data.validation` sets none aside";
+                found.push(
+                    Problem::at("early_stopping", message)
+                        .against("data.validation")
+                        .hint("set `data.validation = 0.1`"),
+                );
+            }
+            if self.eval.skip {
+                let message = "`early_stopping` evaluates, and `eval.skip` is true";
+                found.push(Problem::at("early_stopping", message).against("eval.skip").hint("remove one of them"));
+            }
+        }
+        for (key, given) in self.eval.test.iter().flat_map(|test| {
+            [("label_fraction", test.label_fraction.is_some()), ("validation", test.validation.is_some())]
+        }) {
+            if given {
+                let key = format!("eval.test.{key}");
+                found.push(
+                    Problem::at(&key, format!("`{key}` has no effect: all test images are used")).hint("remove it"),
+                );
+            }
+        }
     }
 
     fn check_top(&self, found: &mut Numbers) {
@@ -150,6 +204,10 @@ fn check_view(view: &ViewConfig, at: &str, found: &mut Numbers) {
     }
     if let Some(solarize) = &view.solarize {
         found.probability(&join(at, "solarize.prob"), solarize.prob);
+    }
+    if let Some(erase) = &view.erase {
+        found.probability(&join(at, "erase.prob"), erase.prob);
+        found.range(&join(at, "erase.area"), erase.area);
     }
 }
 

@@ -1,9 +1,13 @@
 //! Golden cases of kind `evaluation`.
 
+use autodidact::augment::Mix;
 use autodidact::eval::{
     Features, Knn, LogisticRegression, alignment, embedding_std, lidar, linear_cka, rankme, singular_values,
     top_k_accuracy, uniformity,
 };
+use autodidact::loss::classification::{cross_entropy, targets};
+use autodidact::method::classify::mixed;
+use burn::tensor::{Device, Tensor, TensorData};
 
 use super::{Array, Case, Checks, Outcome};
 
@@ -24,7 +28,7 @@ pub(super) fn run(case: &Case) -> Outcome {
     } else if case.name.starts_with("logreg") {
         logistic_regression
     } else if has("x_mixup") || has("x_cutmix") {
-        return Outcome::NotYet("mixup and cutmix".to_owned());
+        mixing
     } else {
         return Outcome::NotYet("no measure of that name".to_owned());
     };
@@ -184,6 +188,50 @@ fn rank(case: &Case, checks: &mut Checks) {
         };
         close_to(case, checks, name, rankme(&embeddings, epsilon));
     }
+}
+
+/// Images and targets mixed with the batch in reverse, and the losses of smoothed and mixed targets.
+fn mixing(case: &Case, checks: &mut Checks) {
+    let labels = labels(case, "y");
+    let x = case.tensor("x");
+    let [count, channels, size, width]: [usize; 4] = x.shape.clone().try_into().expect("images");
+    assert_eq!(size, width, "{}: square images", case.name);
+    let (classes, smoothing) = (case.arg_usize("num_classes"), case.arg_f64("smoothing"));
+    let range = |name: &str| {
+        let ends: Vec<usize> = serde_json::from_value(case.args()[name].clone()).expect("two ends");
+        ends[0]..ends[1]
+    };
+    let device = Device::flex().autodiff();
+    let image = || Tensor::<4>::from_data(TensorData::new(x.f32(), [count, channels, size, width]), &device);
+    let mut soft = Vec::new();
+    for (name, mix) in [
+        ("mixup", Mix::Blend(case.arg_f64("lam"))),
+        ("cutmix", Mix::Paste { rows: range("box_y"), columns: range("box_x") }),
+    ] {
+        let mixes = vec![mix.clone(); count];
+        let got = mixed(image(), &mixes).into_data().try_to_vec::<f32>().unwrap();
+        checks.absolute(&format!("x_{name}"), &got, case.tensor(&format!("x_{name}")), case.tolerance("abs"));
+        let got = targets(&labels, &vec![mix.share(size); count], classes, smoothing);
+        checks.absolute(&format!("target_{name}"), &got, case.tensor(&format!("target_{name}")), case.tolerance("abs"));
+        if name == "mixup" {
+            soft = got;
+        } else {
+            checks.relative("cutmix_lam", mix.share(size), case.arg_f64("cutmix_lam"), case.tolerance("rel"));
+        }
+    }
+    let smoothed = targets(&labels, &vec![1.0; count], classes, smoothing);
+    for (name, targets) in [("ce_label_smoothing", smoothed), ("ce_soft_mixup", soft)] {
+        let tensor = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [count, classes]), &device);
+        let logits = tensor(case.tensor("logits").f32()).require_grad();
+        let loss = cross_entropy(logits.clone(), tensor(targets), None).sum() / count as f64;
+        let value = f64::from(loss.clone().into_scalar::<f32>());
+        checks.relative(name, value, case.tensor(name).item(), case.tolerance("rel"));
+        let gradient = logits.grad(&loss.backward()).unwrap().into_data().try_to_vec::<f32>().unwrap();
+        let name = format!("grad_{name}");
+        checks.relative_to_max(&name, &gradient, case.tensor(&name), case.tolerance("rel"));
+    }
+    let timm = case.tensor("ce_label_smoothing_timm").item();
+    checks.relative("ce_label_smoothing_timm", case.tensor("ce_label_smoothing").item(), timm, case.tolerance("rel"));
 }
 
 fn accuracy(case: &Case, checks: &mut Checks) {
