@@ -133,7 +133,7 @@ mod tests {
             // a row's middle is half a pixel below its upper edge, so each moves by a half more
             let mean = |x: u32| {
                 let (a, b) = (image.get_pixel(x, y).0[0], image.get_pixel(x + 1, y).0[0]);
-                (f32::from(a) + f32::from(b)) / 2.0
+                f32::midpoint(f32::from(a), f32::from(b))
             };
             for x in 0..6u32 {
                 let got = f32::from(sheared.get_pixel(x, y).0[0]);

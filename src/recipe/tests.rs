@@ -302,7 +302,6 @@ fn every_limit_is_checked() {
         ("method.dinov2.teacher_temperature={start=0, end=0.1}", "`method.dinov2.teacher_temperature.start` is 0"),
         ("method.dinov2.momentum={start=0.9, end=1.1}", "`method.dinov2.momentum.end` is 1.1"),
         ("method.dinov2.center_momentum=1", "less than 1"),
-        ("method.dinov2.freeze_steps=3", "`method.dinov2.freeze_steps` is 3, but `freeze_epochs` says it too"),
         ("method.dinov2.mask_prob=2", "from 0 to 1"),
         ("method.dinov2.mask_ratio=[0.5, 1.0]", "less than 1: a view needs patches that are seen"),
         ("batch.micro=1", "KoLeo of `method.dinov2` needs another image in each micro-batch"),

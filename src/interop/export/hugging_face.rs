@@ -85,25 +85,23 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
 fn vit_model(vit: &VitArch, tensors: Tensors) -> Network {
     let mut out = Tensors::new();
     for (name, (shape, values)) in tensors {
-        let name = match common(&name) {
-            Some(name) => name,
-            None => {
-                let Some((block, rest)) = in_block(&name) else { continue };
-                let block = format!("encoder.layer.{block}");
-                if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
-                    let places =
-                        ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
-                    out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
-                    continue;
-                }
-                let rest = rest
-                    .replace("norm1.", "layernorm_before.")
-                    .replace("norm2.", "layernorm_after.")
-                    .replace("attn.proj.", "attention.output.dense.")
-                    .replace("mlp.fc1.", "intermediate.dense.")
-                    .replace("mlp.fc2.", "output.dense.");
-                format!("{block}.{rest}")
+        let name = if let Some(name) = common(&name) {
+            name
+        } else {
+            let Some((block, rest)) = in_block(&name) else { continue };
+            let block = format!("encoder.layer.{block}");
+            if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
+                let places = ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
+                out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
+                continue;
             }
+            let rest = rest
+                .replace("norm1.", "layernorm_before.")
+                .replace("norm2.", "layernorm_after.")
+                .replace("attn.proj.", "attention.output.dense.")
+                .replace("mlp.fc1.", "intermediate.dense.")
+                .replace("mlp.fc2.", "output.dense.");
+            format!("{block}.{rest}")
         };
         out.insert(name, (shape, values));
     }
@@ -160,26 +158,24 @@ fn dinov2(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible>
     }
     let mut out = Tensors::from([("embeddings.mask_token".to_owned(), (vec![1, dim], vec![0.0; dim]))]);
     for (name, (shape, values)) in tensors {
-        let name = match common(&name) {
-            Some(name) => name,
-            None => {
-                let Some((block, rest)) = in_block(&name) else { continue };
-                let block = format!("encoder.layer.{block}");
-                if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
-                    let places =
-                        ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
-                    out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
-                    continue;
-                }
-                let mut rest = rest
-                    .replace("attn.proj.", "attention.output.dense.")
-                    .replace("ls1.gamma", "layer_scale1.lambda1")
-                    .replace("ls2.gamma", "layer_scale2.lambda1");
-                if gated {
-                    rest = rest.replace("mlp.fc1.", "mlp.weights_in.").replace("mlp.fc2.", "mlp.weights_out.");
-                }
-                format!("{block}.{rest}")
+        let name = if let Some(name) = common(&name) {
+            name
+        } else {
+            let Some((block, rest)) = in_block(&name) else { continue };
+            let block = format!("encoder.layer.{block}");
+            if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
+                let places = ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
+                out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
+                continue;
             }
+            let mut rest = rest
+                .replace("attn.proj.", "attention.output.dense.")
+                .replace("ls1.gamma", "layer_scale1.lambda1")
+                .replace("ls2.gamma", "layer_scale2.lambda1");
+            if gated {
+                rest = rest.replace("mlp.fc1.", "mlp.weights_in.").replace("mlp.fc2.", "mlp.weights_out.");
+            }
+            format!("{block}.{rest}")
         };
         out.insert(name, (shape, values));
     }

@@ -80,7 +80,7 @@ fn read_back(tensors: &BTreeMap<String, Array>) -> (TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
-/// A ViT as Hugging Face names its tensors becomes one as timm does, bit for bit.
+/// A vision transformer as Hugging Face names its tensors becomes one as timm does, bit for bit.
 fn renamed(case: &Case) -> Outcome {
     let under = |prefix: &str| -> BTreeMap<String, Array> {
         let inside = case.tensors.iter().filter_map(|(name, array)| Some((name.strip_prefix(prefix)?, array)));
