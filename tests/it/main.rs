@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, fail by panicking")]
 
 mod architecture;
+mod exports;
 mod finetune;
 mod golden;
 mod launch;
