@@ -298,7 +298,7 @@ pub(super) fn infer(
     match names.family {
         Family::Vit => infer_vit(names, place, shapes, partial, config, hints),
         Family::ResNet => infer_resnet(shapes),
-        Family::ConvNext => infer_convnext(shapes),
+        Family::ConvNext => infer_convnext(names, shapes, config),
     }
 }
 
@@ -397,6 +397,8 @@ fn infer_vit(
     let activation = setting(config, "hidden_act").and_then(Json::as_str);
     let mlp = match (gated, activation) {
         (false, _) => MlpKind::Gelu,
+        // our own folders say it
+        (true, _) if setting(config, "mlp").and_then(Json::as_str) == Some("geglu") => MlpKind::Geglu,
         (true, Some("gelu")) if !has("blocks.0.mlp.weights_in.weight") && names.name.contains("DINOv3") => {
             MlpKind::Geglu
         }
@@ -566,12 +568,20 @@ fn infer_resnet(shapes: &Shapes) -> Result<Inferred, Refusal> {
     Ok(Inferred { arch: Arch::ResNet(arch), notes: Vec::new(), heads_known: true })
 }
 
-fn infer_convnext(shapes: &Shapes) -> Result<Inferred, Refusal> {
+fn infer_convnext(names: &Names, shapes: &Shapes, config: Option<&Json>) -> Result<Inferred, Refusal> {
     let norm = |stage: usize, block: usize| format!("stages.{stage}.blocks.{block}.norm.weight");
     let stages = count(shapes, |stage| norm(stage, 0));
     let [_, channels, patch, _] = shape::<4>(shapes, "stem.0.weight")?;
     let dims: Result<Vec<usize>, Refusal> =
         (0..stages).map(|stage| Ok(shape::<1>(shapes, &norm(stage, 0))?[0])).collect();
+    let told = |name: &str| setting(config, name).and_then(Json::as_f64);
+    // Hugging Face's `layer_norm_eps` is that of the last norm alone
+    let (eps, head_eps) = if names.name == "Hugging Face ConvNeXt" {
+        (names.eps, told("layer_norm_eps").unwrap_or(1e-12))
+    } else {
+        let eps = told("norm_eps").unwrap_or(names.eps);
+        (eps, eps)
+    };
     let arch = ConvNextArch {
         depths: (0..stages).map(|stage| count(shapes, |block| norm(stage, block))).collect(),
         dims: dims?,
@@ -582,8 +592,8 @@ fn infer_convnext(shapes: &Shapes) -> Result<Inferred, Refusal> {
         drop_path: 0.0,
         channels,
         num_classes: 0,
-        eps: 1e-6,
-        head_eps: 1e-6,
+        eps,
+        head_eps,
     };
     arch.check().map_err(|error| Refusal::new(error.problem, error.hint))?;
     Ok(Inferred { arch: Arch::ConvNext(arch), notes: Vec::new(), heads_known: true })

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, fail by panicking")]
 
 mod architecture;
+mod exports;
 mod golden;
 mod mistakes;
 #[cfg(feature = "mpi")]

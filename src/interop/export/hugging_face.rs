@@ -66,7 +66,7 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
         return Err(cannot(what, why, TIMM));
     }
     let mut network = if vit.position == PositionEmbedding::Rope {
-        dinov3(vit, tensors)?
+        dinov3(vit, tensors)
     } else if vit.registers > 0 || vit.layer_scale.is_some() || vit.mlp != MlpKind::Gelu || !vit.prefix_positions {
         dinov2(vit, tensors)?
     } else {
@@ -76,6 +76,8 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
         Pool::Class => "model(pixel_values=images).last_hidden_state[:, 0]".to_owned(),
         Pool::Mean => format!("model(pixel_values=images).last_hidden_state[:, {}:].mean(1)", vit.num_prefix()),
     };
+    // no key of theirs, but our reader and others look for it
+    network.config["global_pool"] = if vit.pool == Pool::Class { "token" } else { "avg" }.into();
     if vit.pool == Pool::Mean {
         network.notes.push("features are the mean of the patches, not `pooler_output`".to_owned());
     }
@@ -199,7 +201,7 @@ fn dinov2(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible>
     Ok(Network { class, config, tensors: out, features: String::new(), notes })
 }
 
-fn dinov3(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible> {
+fn dinov3(vit: &VitArch, mut tensors: Tensors) -> Network {
     let gated = vit.mlp.is_gated();
     let dim = vit.dim;
     let mut notes = Vec::new();
@@ -210,9 +212,6 @@ fn dinov3(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible>
             }
         }
         notes.push("it has a LayerScale of 1, which changes nothing".to_owned());
-    }
-    if vit.registers == 0 {
-        return Err(cannot("rotary positions without registers", "its DINOv3 reads a token for each", TIMM));
     }
     let mut out = Tensors::from([("embeddings.mask_token".to_owned(), (vec![1, 1, dim], vec![0.0; dim]))]);
     for (name, (shape, values)) in tensors {
@@ -260,7 +259,7 @@ fn dinov3(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible>
     config["key_bias"] = (vit.qkv_bias && vit.key_bias).into();
     config["value_bias"] = vit.qkv_bias.into();
     config["layerscale_value"] = vit.layer_scale.unwrap_or(1.0).into();
-    Ok(Network { class: "DINOv3ViTModel", config, tensors: out, features: String::new(), notes })
+    Network { class: "DINOv3ViTModel", config, tensors: out, features: String::new(), notes }
 }
 
 /// Keys of every vision transformer.

@@ -9,7 +9,7 @@ mod torchvision;
 use serde_json::Value as Json;
 
 use super::arch::Arch;
-use crate::model::{Pool, Tensors};
+use crate::model::{MlpKind, Pool, Tensors};
 
 /// A program that backbones are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +141,9 @@ fn plain(own: &Own<'_>) -> Exported {
         config["image_size"] = serde_json::json!(vit.image);
         config["layer_norm_eps"] = vit.eps.into();
         config["rope_theta"] = vit.rope_base.into();
+        if vit.mlp == MlpKind::Geglu {
+            config["mlp"] = "geglu".into();
+        }
         config["global_pool"] = if vit.pool == Pool::Class { "token" } else { "avg" }.into();
     }
     let names = match own.arch {

@@ -16,12 +16,14 @@ const PLAIN: &str = "use `--format safetensors`, whose names are timm's and torc
 
 pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
     let mut tensors = own.tensors();
-    let (architecture, features, pool, args) = match own.arch {
+    let (architecture, features, pool, mut args) = match own.arch {
         Arch::Vit(vit) if vit.position == PositionEmbedding::Rope => eva(vit, &mut tensors)?,
         Arch::Vit(vit) => vision_transformer(vit)?,
         Arch::ResNet(net) => resnet(net)?,
         Arch::ConvNext(net) => convnext(net)?,
     };
+    // where it loads a folder, timm reads the pooling here alone
+    args["global_pool"] = pool.into();
     let mut config = json!({
         "architecture": architecture,
         "num_classes": 0,
