@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("problem", &[]),
     ("method", &["augment", "loss", "mask", "model", "optim", "problem", "rng"]),
     ("checkpoint", &["files", "model"]),
-    ("interop", &["model"]),
+    ("interop", &["checkpoint", "model"]),
     ("eval", &["augment", "data", "files"]),
     (
         "recipe",

@@ -252,7 +252,7 @@ fn an_export_is_a_whole_folder_that_is_replaced_only_when_asked_for() {
 #[test]
 fn networks_of_a_run_are_told_apart() {
     let simclr = "[method.simclr]\nhidden = 32\nout = 16\n";
-    let place = Place::new(&SIMCLR.replace(simclr, "[method.byol]\nhidden = 32\nout = 16\npredictor_hidden = 32\n"));
+    let place = Place::new(&SIMCLR.replace(simclr, "[method.byol]\nhidden = 32\nout = 16\n"));
     place.run("run", &[]);
     let run = place.path("run");
     let weights = |which: &str| {
