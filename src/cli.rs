@@ -352,7 +352,7 @@ pub enum FormatArg {
 Examples:
   autodidact export runs/dino --format timm --output dino-vit
   autodidact export runs/dino --format hf --which student --output dino-hf --license cc-by-4.0
-  autodidact export dinov2_vits14_pretrain.pth --format hf --size 224 --output dinov2
+  autodidact export dinov2_vits14_pretrain.pth --format hf --output dinov2
 
 The folder has weights, configuration and a README.md whose code loads them. docs/export.md says what each program can express.")]
 pub struct ExportArgs {

@@ -8,11 +8,13 @@ use serde_json::Value as Json;
 
 use super::encoder::Encoder;
 use super::{folder_of, print, say};
+use crate::augment::eval_shorter;
 use crate::checkpoint;
 use crate::cli::{ExportArgs, FormatArg};
 use crate::error::{Failure, Kind};
 use crate::files::{FileError, sync_folder, write_atomically, write_json};
 use crate::interop::{self, Arch, Exported, Input, Target};
+use crate::model::PositionEmbedding;
 use crate::plan;
 
 pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
@@ -27,7 +29,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
     for note in &encoder.notes {
         say(&format!("note: {note}"));
     }
-    let input = input_of(&encoder);
+    let input = input_of(&encoder, args.encoder.size)?;
     let exported = interop::export(target, &encoder.arch, encoder.weights.tensors(), &input)
         .map_err(|error| Failure::new(Kind::Usage, error))?;
     write(args, &encoder, &input, &exported)?;
@@ -64,13 +66,25 @@ fn check_output(output: &Path, force: bool) -> Result<(), Failure> {
 }
 
 /// How the network sees images: a position embedding is exported for the images that it is made for.
-fn input_of(encoder: &Encoder) -> Input {
-    let view = encoder.view;
-    let size = match &encoder.arch {
-        Arch::Vit(vit) => u32::try_from(vit.image[0]).unwrap_or(view.size),
-        _ => view.size,
-    };
-    Input { size, shorter: crate::augment::eval_shorter(size), mean: view.mean, std: view.std }
+fn input_of(encoder: &Encoder, asked: Option<u32>) -> Result<Input, Failure> {
+    let mut size = encoder.view.size;
+    if let Arch::Vit(vit) = &encoder.arch
+        && vit.position != PositionEmbedding::Rope
+    {
+        let [height, width] = vit.image;
+        if height != width {
+            let text =
+                format!("its positions are for images of {height} x {width} px, and exported networks are for squares");
+            return Err(Failure::message(Kind::Usage, text).hint("`embed` computes its features"));
+        }
+        if asked.is_some_and(|asked| asked as usize != height) {
+            let text = format!("`--size`: its positions are for images of {height} px, and are exported as they are");
+            return Err(Failure::message(Kind::Usage, text)
+                .hint("leave it out: the program that loads them resamples them (timm: `img_size`)"));
+        }
+        size = u32::try_from(height).unwrap_or(size);
+    }
+    Ok(Input { size, shorter: eval_shorter(size), mean: encoder.view.mean, std: encoder.view.std })
 }
 
 /// Writes the folder under another name, then renames it.

@@ -269,7 +269,8 @@ pub fn join(
         if container == Container::Safetensors {
             for part in 0..parts.len() {
                 for index in parts.get(part)?.kept {
-                    file.write_all(&(index as u64).to_le_bytes()).map_err(fault("write"))?; // as `I64`: below 2^63
+                    // an index is no negative number, whose bits would differ
+                    file.write_all(&(index as u64).to_le_bytes()).map_err(fault("write"))?;
                 }
             }
             write_integers(file, labels).map_err(fault("write"))?;
@@ -295,6 +296,7 @@ fn write_integers(file: &mut dyn Write, values: &[i64]) -> io::Result<()> {
 
 /// The header of an `.npy` file of version 1.0 (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>): its length is a multiple of 64.
 fn npy_header(dtype: &str, shape: &[usize]) -> Vec<u8> {
+    /// Magic, version and length.
     const START: usize = 10;
     // a tuple of one has a comma, too
     let sides: Vec<String> = shape.iter().map(|side| format!("{side},")).collect();

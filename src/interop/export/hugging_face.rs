@@ -84,29 +84,33 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
     Ok(network)
 }
 
-fn vit_model(vit: &VitArch, tensors: Tensors) -> Network {
+/// Renames the tensors of `ViT` and `DINOv2`, which differ in what a block holds beside its attention.
+fn renamed(tensors: Tensors, in_a_block: impl Fn(&str) -> String) -> Tensors {
     let mut out = Tensors::new();
     for (name, (shape, values)) in tensors {
-        let name = if let Some(name) = common(&name) {
-            name
-        } else {
-            let Some((block, rest)) = in_block(&name) else { continue };
-            let block = format!("encoder.layer.{block}");
-            if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
-                let places = ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
-                out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
-                continue;
-            }
-            let rest = rest
-                .replace("norm1.", "layernorm_before.")
-                .replace("norm2.", "layernorm_after.")
-                .replace("attn.proj.", "attention.output.dense.")
-                .replace("mlp.fc1.", "intermediate.dense.")
-                .replace("mlp.fc2.", "output.dense.");
-            format!("{block}.{rest}")
+        let Some((block, rest)) = in_block(&name) else {
+            out.insert(around_blocks(&name), (shape, values));
+            continue;
         };
-        out.insert(name, (shape, values));
+        let block = format!("encoder.layer.{block}");
+        if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
+            let places = ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
+            out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
+        } else {
+            out.insert(format!("{block}.{}", in_a_block(rest)), (shape, values));
+        }
     }
+    out
+}
+
+fn vit_model(vit: &VitArch, tensors: Tensors) -> Network {
+    let out = renamed(tensors, |name| {
+        name.replace("norm1.", "layernorm_before.")
+            .replace("norm2.", "layernorm_after.")
+            .replace("attn.proj.", "attention.output.dense.")
+            .replace("mlp.fc1.", "intermediate.dense.")
+            .replace("mlp.fc2.", "output.dense.")
+    });
     let mut config = sizes(vit);
     config["model_type"] = "vit".into();
     config["intermediate_size"] = vit.hidden.into();
@@ -158,29 +162,14 @@ fn dinov2(vit: &VitArch, mut tensors: Tensors) -> Result<Network, Inexpressible>
         }
         notes.push("it has a LayerScale of 1, which changes nothing".to_owned());
     }
-    let mut out = Tensors::from([("embeddings.mask_token".to_owned(), (vec![1, dim], vec![0.0; dim]))]);
-    for (name, (shape, values)) in tensors {
-        let name = if let Some(name) = common(&name) {
-            name
-        } else {
-            let Some((block, rest)) = in_block(&name) else { continue };
-            let block = format!("encoder.layer.{block}");
-            if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
-                let places = ["query", "key", "value"].map(|part| format!("{block}.attention.attention.{part}.{leaf}"));
-                out.extend(places.into_iter().zip(rows(&shape, &values, 3)));
-                continue;
-            }
-            let mut rest = rest
-                .replace("attn.proj.", "attention.output.dense.")
-                .replace("ls1.gamma", "layer_scale1.lambda1")
-                .replace("ls2.gamma", "layer_scale2.lambda1");
-            if gated {
-                rest = rest.replace("mlp.fc1.", "mlp.weights_in.").replace("mlp.fc2.", "mlp.weights_out.");
-            }
-            format!("{block}.{rest}")
-        };
-        out.insert(name, (shape, values));
-    }
+    let mut out = renamed(tensors, |name| {
+        let name = name
+            .replace("attn.proj.", "attention.output.dense.")
+            .replace("ls1.gamma", "layer_scale1.lambda1")
+            .replace("ls2.gamma", "layer_scale2.lambda1");
+        if gated { name.replace("mlp.fc1.", "mlp.weights_in.").replace("mlp.fc2.", "mlp.weights_out.") } else { name }
+    });
+    out.insert("embeddings.mask_token".to_owned(), (vec![1, dim], vec![0.0; dim]));
     let mut config = sizes(vit);
     config["mlp_ratio"] = ratio.into();
     config["use_swiglu_ffn"] = gated.into();
@@ -216,9 +205,11 @@ fn dinov3(vit: &VitArch, mut tensors: Tensors) -> Network {
             "reg_token" => "embeddings.register_tokens".to_owned(),
             "patch_embed.proj.weight" => "embeddings.patch_embeddings.weight".to_owned(),
             "patch_embed.proj.bias" => "embeddings.patch_embeddings.bias".to_owned(),
-            "norm.weight" | "norm.bias" => name,
             _ => {
-                let Some((block, rest)) = in_block(&name) else { continue };
+                let Some((block, rest)) = in_block(&name) else {
+                    out.insert(name, (shape, values));
+                    continue;
+                };
                 let block = format!("layer.{block}");
                 if let Some(leaf) = rest.strip_prefix("attn.qkv.") {
                     let places =
@@ -275,15 +266,16 @@ fn sizes(vit: &VitArch) -> Json {
 }
 
 /// What is around the blocks of `ViT` and `DINOv2`.
-fn common(name: &str) -> Option<String> {
-    Some(match name {
+fn around_blocks(name: &str) -> String {
+    match name {
         "cls_token" => "embeddings.cls_token".to_owned(),
         "reg_token" => "embeddings.register_tokens".to_owned(),
         "pos_embed" => "embeddings.position_embeddings".to_owned(),
-        "norm.weight" => "layernorm.weight".to_owned(),
-        "norm.bias" => "layernorm.bias".to_owned(),
-        _ => format!("embeddings.patch_embeddings.projection.{}", name.strip_prefix("patch_embed.proj.")?),
-    })
+        _ => match name.strip_prefix("patch_embed.proj.") {
+            Some(leaf) => format!("embeddings.patch_embeddings.projection.{leaf}"),
+            None => name.replace("norm.", "layernorm."),
+        },
+    }
 }
 
 fn in_block(name: &str) -> Option<(&str, &str)> {
