@@ -165,7 +165,7 @@ mod tests {
             match op {
                 RandomOp::Posterize(bits) => assert_eq!(bits, 7), // 8 - round(9 / 7.5)
                 RandomOp::Solarize(part) => assert!((part - 0.7).abs() < 1e-9),
-                RandomOp::Color(factor) => assert!((factor - 1.0).abs() - 0.27 < 1e-9),
+                RandomOp::Color(factor) => assert!(((factor - 1.0).abs() - 0.27).abs() < 1e-9),
                 RandomOp::TranslateX(part) => assert!((part.abs() - 45.0 / 331.0).abs() < 1e-9),
                 _ => {}
             }

@@ -200,15 +200,17 @@ mod tests {
 
     #[test]
     fn bits_of_a_value_do_not_depend_on_its_neighbours() {
+        if level() == Level::Baseline {
+            eprintln!("skipped: the general product makes no such promise, and is used on this instruction set");
+            return;
+        }
         let (a, b) = (values(7 * 33, 1), values(33 * 56, 2));
         let mut all = vec![0.0; 7 * 56];
         multiply(&mut all, &a, false, &b, Size { rows: 7, columns: 56, inner: 33 }, false);
         for row in 0..7 {
             let mut one = vec![0.0; 56];
             multiply(&mut one, &a[row * 33..], false, &b, Size { rows: 1, columns: 56, inner: 33 }, false);
-            if level() != Level::Baseline {
-                assert_eq!(one, all[row * 56..][..56]);
-            }
+            assert_eq!(one, all[row * 56..][..56]);
         }
     }
 }

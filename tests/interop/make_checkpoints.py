@@ -1,8 +1,8 @@
 """Writes small checkpoints with the libraries that own their layouts, and the features that those libraries compute.
 
     pip install torch torchvision timm transformers safetensors lightly
-    python tests/interop/make_checkpoints.py /tmp/peers
-    GOLDEN_DIR=/tmp/peers cargo test golden_checkpoints
+    python tests/interop/make_checkpoints.py peers
+    GOLDEN_DIR=peers cargo test golden_checkpoints
 
 Each network is random, tiny, saved as its library saves it, and run in double precision on two images. The cases have the form of the golden kind
 `checkpoints`, so the same runner reads them: the backbone must be found, load whole, and give the same tokens or pooled features.
@@ -95,7 +95,7 @@ def trained(model):
     return lambda state: {
         "epoch": 7,
         "best": numpy.float64(0.5),
-        "args": argparse.Namespace(arch="vit_small", lr=0.1, output_dir=Path("/tmp")),
+        "args": argparse.Namespace(arch="vit_small", lr=0.1, output_dir=Path("out")),
         "optimizer": optimizer.state_dict(),
         "model": prefixed("module.")(state),
         "loss": torch.tensor(1.0),

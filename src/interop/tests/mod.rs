@@ -45,7 +45,7 @@ fn harmful() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let header = |text: &str| with_header(text, &[0; 16]);
     let zip = |pickle: Vec<u8>| archive(&pickle, &[("0", ONE)]);
     let call = |module: &str, name: &str| {
-        zip(Pickler::new().global(module, name).op(b'(').text("touch /tmp/harm").op(b't').op(b'R').end())
+        zip(Pickler::new().global(module, name).op(b'(').text("touch harm").op(b't').op(b'R').end())
     };
     let patched = |file: Vec<u8>, from: &[u8], to: &[u8]| {
         let mut file = file;
