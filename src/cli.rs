@@ -25,6 +25,7 @@ Examples:
   autodidact data inspect ~/pictures
   autodidact checkpoint inspect dinov2_vits14_pretrain.pth
   autodidact embed runs/simclr ~/pictures --output features.npy
+  autodidact predict runs/finetune ~/pictures --output predictions.csv
   autodidact export runs/simclr --format timm --output exported
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted before a checkpoint."
@@ -63,6 +64,8 @@ Examples:
     Eval(EvalCommand),
     /// Write the features of images
     Embed(EmbedArgs),
+    /// Write the classes of images, as a fine-tuned network tells them
+    Predict(PredictArgs),
     /// Write a backbone as other programs read it
     Export(ExportArgs),
     /// Check recipes and write their schema
@@ -297,6 +300,25 @@ pub enum SplitArg {
     Test,
 }
 
+/// Images to look at, and what with.
+#[derive(Clone, Debug, Args)]
+pub struct ImagesArgs {
+    /// Folder of images, list file, folder of CIFAR binaries, or `sample`
+    pub source: PathBuf,
+    /// Kind of the source [default: guessed]
+    #[arg(long = "source", value_name = "KIND")]
+    pub kind: Option<SourceArg>,
+    /// Which images, where a source has two kinds
+    #[arg(long, value_name = "train|test", default_value = "train", hide_possible_values = true)]
+    pub split: SplitArg,
+    /// Threads [default: one a core]; they do not change the result
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+}
+
 /// Arguments of `embed`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
@@ -311,26 +333,50 @@ pub struct EmbedArgs {
     /// The backbone.
     #[command(flatten)]
     pub encoder: EncoderArgs,
-    /// Folder of images, list file, folder of CIFAR binaries, or `sample`
-    pub source: PathBuf,
+    /// The images.
+    #[command(flatten)]
+    pub images: ImagesArgs,
     /// File to write, .npy or .safetensors
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
-    /// Kind of the source [default: guessed]
-    #[arg(long = "source", value_name = "KIND")]
-    pub kind: Option<SourceArg>,
-    /// Which images, where a source has two kinds
-    #[arg(long, value_name = "train|test", default_value = "train", hide_possible_values = true)]
-    pub split: SplitArg,
-    /// Threads [default: one a core]; they do not change the features
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub threads: Option<u16>,
-    /// Device to compute on
-    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
-    pub device: DeviceChoice,
     /// Replace the file, and start over
     #[arg(long)]
     pub force: bool,
+}
+
+/// Arguments of `predict`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autodidact predict runs/finetune ~/pictures --output predictions.csv
+  autodidact predict runs/finetune cifar-10-batches-bin --split test --top 3 --output predictions.jsonl
+  autodidact predict runs/tags images.txt --threshold 0.3 --output tags.csv
+
+A line for each image, in the order of the source, with class and probability; images that cannot be read have an error instead. Where the images have labels that the
+network knows, they are in the file, too. The same command goes on after a kill.")]
+pub struct PredictArgs {
+    /// Run folder of a `finetune`, or a checkpoint in one
+    pub run: PathBuf,
+    /// The images.
+    #[command(flatten)]
+    pub images: ImagesArgs,
+    /// File to write, .csv or .jsonl
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Most probable classes of each image
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub top: Option<u16>,
+    /// Probability from which a class is told, where an image may have several [default: 0.5]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    pub threshold: Option<f64>,
+    /// Replace the file, and start over
+    #[arg(long)]
+    pub force: bool,
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "write a number from 0 to 1".to_owned())
 }
 
 /// Programs that backbones are written for.

@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use super::encoder::Encoder;
 use super::{data as data_command, pretrain, print, say};
 use crate::backend;
-use crate::cli::{EmbedArgs, SplitArg};
+use crate::cli::{EmbedArgs, ImagesArgs, SplitArg};
 use crate::data::{self, DataConfig, Source, SourceKind, Split};
 use crate::error::{Failure, Kind};
 use crate::eval::{Container, NoFeatures, PART, Parts, StoreError, extract, join, write_npy};
@@ -42,11 +42,11 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
     for note in &encoder.notes {
         say(&format!("note: {note}"));
     }
-    let chosen = backend::choose(args.device).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let chosen = backend::choose(args.images.device).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = &chosen.note {
         say(&format!("note: {note}"));
     }
-    let source = open(args)?;
+    let source = open(&args.images)?;
     let job = describe(&encoder, source.as_ref(), &chosen.description);
     let parts = Parts::open(&args.output, &job, source.len(), args.force)?;
     let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part)).collect();
@@ -58,7 +58,7 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
         ProgressStyle::with_template("embedding {bar:40} {human_pos}/{human_len} images, {eta} left")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let threads = args.threads.map_or_else(pretrain::cores, usize::from);
+    let threads = args.images.threads.map_or_else(pretrain::cores, usize::from);
     let never = AtomicBool::new(false);
     let build = || -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, ConfigError> {
         let network = encoder.network(&chosen.device)?;
@@ -80,7 +80,8 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
     finish(args, container, source.as_ref(), parts, job)
 }
 
-fn open(args: &EmbedArgs) -> Result<std::sync::Arc<dyn Source>, Failure> {
+/// Opens the images that a command line names.
+pub(super) fn open(args: &ImagesArgs) -> Result<std::sync::Arc<dyn Source>, Failure> {
     let kind = match args.kind {
         Some(kind) => kind.into(),
         None => data_command::guess(&args.source)?,

@@ -121,11 +121,9 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
         recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &host)).map_err(EngineError::from)?;
     let evaluated = learner.evaluated();
     let (tensors, step, what) = if args.which == Which::Eval {
-        let (weights, buffers, manifest) =
-            checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
-        learner.set(&Flat::upload(weights, buffers, &host));
-        let average = if recipe.ema.is_some() { ", moving average" } else { "" };
-        (learner.backbone().tensors().clone(), manifest.step, format!("{evaluated}{average}"))
+        let found = eval::result(&args.checkpoint, &folder, &path, &recipe, learner.as_ref())?;
+        learner.set(&Flat::upload(found.weights, found.buffers, &host));
+        (learner.backbone().tensors().clone(), found.step, format!("{evaluated}, {}", found.what))
     } else {
         let prefix = if args.which == Which::Student { "backbone." } else { "teacher.backbone." };
         let manifest = checkpoint::verify(&path).map_err(EngineError::from)?;

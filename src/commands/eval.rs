@@ -8,11 +8,12 @@ use super::{pretrain, print, start};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::EvalCommand;
-use crate::engine::{EngineError, EvalSet, Weights};
+use crate::engine::{self, EngineError, EvalSet, Weights};
 use crate::error::{Failure, Kind};
+use crate::method::Learner;
 use crate::parallel::Launch;
 use crate::plan::{Ranks, Request, recorded_start};
-use crate::recipe;
+use crate::recipe::{self, Recipe};
 use crate::report::Summary;
 
 pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
@@ -47,8 +48,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
 
     let inputs = plan.recipe.inputs();
     let learner = plan.recipe.method.build(&inputs, &plan.scope(&chosen.device)).map_err(EngineError::from)?;
-    let (weights, buffers, manifest) =
-        checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
+    let Found { weights, buffers, step, .. } = result(&args.target, &folder, &path, &plan.recipe, learner.as_ref())?;
     let set = EvalSet::choose(&plan.recipe, &images.train)?;
     if let Some(note) = set.note() {
         super::say(&format!("note: {note}"));
@@ -62,7 +62,7 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
         return Err(Failure::message(Kind::Failure, text).hint(hint));
     }
     let mut summary = Summary { run: path, ..Summary::default() };
-    summary.steps = manifest.step;
+    summary.steps = step;
     summary.total_steps = plan.steps;
     pretrain::fill(&mut summary, evaluation);
     print(summary.measurements())
@@ -95,4 +95,38 @@ pub(super) fn find(target: &Path) -> Result<(PathBuf, PathBuf), Failure> {
                 .hint("give the folder that `pretrain` named, such as `runs/simclr`, or one below its `checkpoints/`"))
         }
     }
+}
+
+/// Weights of a run to use.
+pub(super) struct Found {
+    /// Trained values in flat order.
+    pub(super) weights: Vec<f32>,
+    /// Untrained values in flat order.
+    pub(super) buffers: Vec<f32>,
+    /// Steps that they were trained for.
+    pub(super) step: u64,
+    /// What they are, in words.
+    pub(super) what: &'static str,
+}
+
+/// Reads the weights that are the result: of a run that may stop early those of its best evaluation, else those of its newest checkpoint, their moving average if
+/// there is one. Of a checkpoint that is named as such, its own.
+pub(super) fn result(
+    target: &Path,
+    folder: &Path,
+    path: &Path,
+    recipe: &Recipe,
+    learner: &dyn Learner,
+) -> Result<Found, Failure> {
+    let named = target.join("manifest.json").exists();
+    if let (Some(early), false) = (&recipe.early_stopping, named)
+        && let Some(step) = engine::best_step(folder, early)?
+    {
+        let (weights, buffers) = engine::best_weights(folder, learner)?;
+        return Ok(Found { weights, buffers, step, what: "best evaluation" });
+    }
+    let (weights, buffers, manifest) =
+        checkpoint::load_for_evaluation(path, learner.layout()).map_err(EngineError::from)?;
+    let what = if recipe.ema.is_some() { "moving average" } else { "last weights" };
+    Ok(Found { weights, buffers, step: manifest.step, what })
 }

@@ -15,7 +15,7 @@ use crate::data::{self, Portion, Source, Split};
 use crate::engine::{self, EngineError, HeldOut, Trained};
 use crate::error::{Failure, Kind as Exit};
 use crate::files::{FileError, write_atomically, write_json};
-use crate::method::Learner;
+use crate::method::{Labels, Learner};
 use crate::model::params::Entry;
 use crate::model::{Kind, Start, Tensors, merge};
 use crate::plan::Plan;
@@ -66,8 +66,8 @@ pub(super) struct Images {
     pub(super) whole: Arc<dyn Source>,
     /// Those set aside.
     pub(super) validation: Option<Arc<dyn Source>>,
-    /// Name and number of training images of each class, where labels matter.
-    pub(super) labels: Vec<(String, usize)>,
+    /// The labels, where they matter.
+    pub(super) labels: Labels,
     unlabelled: usize,
 }
 
@@ -77,11 +77,12 @@ impl Images {
         let whole = data::open(&recipe.data, Split::Train).map_err(|error| Failure::new(Exit::Usage, error))?;
         if !recipe.method.is_supervised() {
             let train = Arc::clone(&whole);
-            return Ok(Self { train, whole, validation: None, labels: Vec::new(), unlabelled: 0 });
+            return Ok(Self { train, whole, validation: None, labels: Labels::default(), unlabelled: 0 });
         }
         let Portion { train, validation, unlabelled, counts } =
             Portion::of(&whole, recipe.data.label_fraction, recipe.data.validation, recipe.seed);
-        let labels = whole.classes().iter().cloned().zip(counts).collect();
+        let classes = whole.classes().iter().cloned().zip(counts).collect();
+        let labels = Labels { classes, several: whole.is_multi_label() };
         Ok(Self { train, whole, validation, labels, unlabelled })
     }
 
@@ -184,7 +185,7 @@ pub(super) fn measure(
         }
         result => result?,
     };
-    let names: Vec<String> = plan.data.labels.iter().map(|(name, _)| name.clone()).collect();
+    let names: Vec<String> = plan.data.labels.classes.iter().map(|(name, _)| name.clone()).collect();
     write_tables(folder, &names, &result)?;
     summary.classification = Some(result);
     Ok(())

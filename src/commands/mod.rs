@@ -9,6 +9,7 @@ mod eval;
 mod export;
 mod finetune;
 mod launch_info;
+mod predict;
 mod pretrain;
 mod processes;
 mod recipe;
@@ -30,6 +31,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Finetune(args) => pretrain::run(&args, finetune::Task::Finetune),
         Command::Eval(command) => eval::run(&command),
         Command::Embed(args) => embed::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),

@@ -238,12 +238,10 @@ fn of_run(target: &Path) -> Result<(Start, BackboneConfig), Failure> {
     let host = backend::host();
     let mut learner =
         recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &host)).map_err(EngineError::from)?;
-    let (weights, buffers, manifest) =
-        checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
-    learner.set(&Flat::upload(weights, buffers, &host));
+    let found = eval::result(target, &folder, &path, &recipe, learner.as_ref())?;
+    learner.set(&Flat::upload(found.weights, found.buffers, &host));
     recipe.backbone.spell_out();
     let part = learner.evaluated();
-    let average = if recipe.ema.is_some() { ", moving average" } else { "" };
-    let origin = format!("{} ({part}{average}, step {})", target.display(), manifest.step);
+    let origin = format!("{} ({part}, {}, step {})", target.display(), found.what, found.step);
     Ok((learner.backbone().described(&target.display().to_string(), &origin), recipe.backbone))
 }

@@ -156,8 +156,8 @@ fn report(source: &dyn Source, seen: Vec<(usize, Result<Seen, ImageError>)>) -> 
     let mut measured = Vec::new();
     let images = seen.len();
     for (index, seen) in seen {
-        match source.label(index) {
-            Some(label) => counts[label as usize] += 1,
+        match source.labels(index) {
+            Some(labels) => labels.into_iter().for_each(|label| counts[label as usize] += 1),
             None => unlabelled += 1,
         }
         match seen {

@@ -1,7 +1,9 @@
-//! A text file that names one image a line: a path relative to the file, optionally a tab and a label.
+//! A text file that names one image a line: a path relative to the file, optionally a tab and a label, or several labels with a tab before each.
 //!
 //! * Blank lines and lines that begin with `#` are skipped; a byte order mark and Windows line ends are accepted.
 //! * Labels are any text; the classes are the labels sorted by bytes. If every label is an integer, it is the class number.
+//! * Where a line has several labels, or a tab and nothing (an image of none of the classes), the list is of several labels an image; a line without a tab stays
+//!   unlabelled.
 //! * `train.txt` has the test list `test.txt` or `val.txt` beside it (any common extension); its classes are those of the
 //!   training list.
 //! * Opening looks for the first image only; others that are missing are found when they are read.
@@ -23,9 +25,18 @@ pub(super) struct List {
     root: PathBuf,
     /// As written in the list.
     paths: Vec<Box<Path>>,
-    labels: Vec<Option<u32>>,
+    labels: Labels,
     classes: Vec<String>,
     max_pixels: u64,
+}
+
+/// Labels of the images of a list.
+#[derive(Debug)]
+enum Labels {
+    /// At most one an image.
+    One(Vec<Option<u32>>),
+    /// Any number, ascending; nothing: not labelled.
+    Many(Vec<Option<Box<[u32]>>>),
 }
 
 impl List {
@@ -42,8 +53,7 @@ impl List {
         };
         let root = list.parent().unwrap_or(Path::new("")).to_owned();
         check_first(&list, &root, &lines.0[0])?;
-        let label = |line: &Line| line.label.as_deref().map(|label| classes.number(&list, label)).transpose();
-        let labels = lines.0.iter().map(label).collect::<Result<_, _>>()?;
+        let labels = classes.numbers(&list, &lines)?;
         let paths = lines.0.into_iter().map(|line| line.path).collect();
         Ok(Self { root, paths, labels, classes: classes.names(), max_pixels })
     }
@@ -63,7 +73,21 @@ impl Source for List {
     }
 
     fn label(&self, index: usize) -> Option<u32> {
-        self.labels[index]
+        match &self.labels {
+            Labels::One(labels) => labels[index],
+            Labels::Many(_) => None,
+        }
+    }
+
+    fn labels(&self, index: usize) -> Option<Vec<u32>> {
+        match &self.labels {
+            Labels::One(labels) => labels[index].map(|label| vec![label]),
+            Labels::Many(labels) => labels[index].as_deref().map(<[u32]>::to_vec),
+        }
+    }
+
+    fn is_multi_label(&self) -> bool {
+        matches!(self.labels, Labels::Many(_))
     }
 
     fn name(&self, index: usize) -> String {
@@ -82,7 +106,11 @@ impl Source for List {
         let mut digest = Fingerprint::new("files");
         digest.add_classes(&self.classes);
         for (index, path) in self.paths.iter().enumerate() {
-            digest.add_image(path.as_os_str().as_encoded_bytes(), self.bytes(index), self.labels[index]);
+            digest.add_image(path.as_os_str().as_encoded_bytes(), self.bytes(index), self.label(index));
+            if let Labels::Many(labels) = &self.labels {
+                let bytes = labels[index].iter().flatten().flat_map(|label| label.to_le_bytes());
+                digest.add(&bytes.chain([u8::from(labels[index].is_some())]).collect::<Vec<u8>>());
+            }
         }
         digest.finish()
     }
@@ -92,7 +120,8 @@ impl Source for List {
 struct Line {
     number: usize,
     path: Box<Path>,
-    label: Option<String>,
+    /// Nothing: no tab.
+    labels: Option<Vec<String>>,
 }
 
 /// The lines of a list that name images; at least one.
@@ -125,10 +154,7 @@ impl Line {
             hint: hint.to_owned(),
         };
         let mut fields = line.split(|&byte| byte == b'\t');
-        let (path, label) = (fields.next().unwrap_or_default(), fields.next());
-        if fields.next().is_some() {
-            return Err(wrong("more than one tab", "write `path<TAB>label`, or only the path"));
-        }
+        let path = fields.next().unwrap_or_default();
         if path.trim_ascii().is_empty() {
             return Err(wrong("no path before the tab", "write `path<TAB>label`, or remove the line"));
         }
@@ -136,14 +162,22 @@ impl Line {
             return Err(wrong("a zero byte", "save the list as UTF-8 text: UTF-16 and binary files are not lists"));
         }
         let path = os_string(path).ok_or_else(|| wrong("the path is not UTF-8", "save the list as UTF-8 text"))?;
-        let label = label
-            .map(|label| std::str::from_utf8(label.trim_ascii()))
-            .transpose()
+        let labels: Vec<String> = fields
+            .map(|label| std::str::from_utf8(label.trim_ascii()).map(str::to_owned))
+            .collect::<Result<_, _>>()
             .map_err(|_| wrong("the label is not UTF-8", "save the list as UTF-8 text"))?;
-        if label == Some("") {
-            return Err(wrong("no label after the tab", "write a label, or remove the tab"));
-        }
-        Ok(Self { number, path: PathBuf::from(path).into(), label: label.map(str::to_owned) })
+        let labels = match labels.iter().filter(|label| label.is_empty()).count() {
+            0 if labels.is_empty() => None,
+            0 => Some(labels),
+            1 if labels.len() == 1 => Some(Vec::new()),
+            _ => {
+                return Err(wrong(
+                    "no label after a tab",
+                    "write `path<TAB>label`, with a tab before each label if there are several",
+                ));
+            }
+        };
+        Ok(Self { number, path: PathBuf::from(path).into(), labels })
     }
 }
 
@@ -163,7 +197,7 @@ fn os_string(bytes: &[u8]) -> Option<OsString> {
 fn check_first(list: &Path, root: &Path, line: &Line) -> Result<(), Error> {
     let path = root.join(&line.path);
     let Err(error) = std::fs::metadata(&path) else { return Ok(()) };
-    let hint = if line.label.is_none() && line.path.as_os_str().as_encoded_bytes().contains(&b' ') {
+    let hint = if line.labels.is_none() && line.path.as_os_str().as_encoded_bytes().contains(&b' ') {
         "separate path and label by a tab, not by spaces".to_owned()
     } else {
         format!("paths are relative to the list's folder, {}", root.join(".").display())
@@ -199,7 +233,8 @@ enum Classes {
 
 impl Classes {
     fn of(list: &Path, lines: &Lines) -> Result<Self, Error> {
-        let labelled = || lines.0.iter().filter_map(|line| line.label.as_deref().map(|label| (line, label)));
+        let labelled =
+            || lines.0.iter().flat_map(|line| line.labels.iter().flatten().map(move |label| (line, label.as_str())));
         let numbers: Option<Vec<u64>> = labelled().map(|(_, label)| label.parse().ok()).collect();
         let Some(numbers) = numbers else {
             let mut names: Vec<String> = labelled().map(|(_, label)| label.to_owned()).collect();
@@ -216,6 +251,24 @@ impl Classes {
             }),
             None => Ok(Self::Numbers(numbers.iter().max().map_or(0, |&largest| largest as u32 + 1))),
         }
+    }
+
+    /// Numbers the labels of all lines.
+    fn numbers(&self, list: &Path, lines: &Lines) -> Result<Labels, Error> {
+        let labels = lines.0.iter().map(|line| line.labels.as_deref());
+        if labels.clone().flatten().all(|labels| labels.len() == 1) {
+            let one = |labels: Option<&[String]>| labels.map(|labels| self.number(list, &labels[0])).transpose();
+            return Ok(Labels::One(labels.map(one).collect::<Result<_, _>>()?));
+        }
+        let many = |labels: Option<&[String]>| -> Result<Option<Box<[u32]>>, Error> {
+            let Some(labels) = labels else { return Ok(None) };
+            let mut numbers =
+                labels.iter().map(|label| self.number(list, label)).collect::<Result<Vec<u32>, Error>>()?;
+            numbers.sort_unstable();
+            numbers.dedup();
+            Ok(Some(numbers.into()))
+        };
+        Ok(Labels::Many(labels.map(many).collect::<Result<_, _>>()?))
     }
 
     fn number(&self, list: &Path, label: &str) -> Result<u32, Error> {
@@ -297,10 +350,27 @@ mod tests {
     }
 
     #[test]
+    fn images_may_have_several_labels_or_none() {
+        let list = open_text("images/a.png\tdog\tcat\tdog\nimages/b.png\t\nimages/a.png\nimages/b.png\tcat\n").unwrap();
+        assert_eq!(list.classes(), ["cat", "dog"]);
+        assert!(list.is_multi_label());
+        let all: Vec<_> = (0..4).map(|index| list.labels(index)).collect();
+        assert_eq!(all, [Some(vec![0, 1]), Some(vec![]), None, Some(vec![0])]);
+        assert_eq!(labels(&list), [None; 4], "a list of several labels has no class of an image");
+        let other = open_text("images/a.png\tdog\tcat\nimages/b.png\t\nimages/a.png\t\nimages/b.png\tcat\n").unwrap();
+        assert_ne!(list.fingerprint(), other.fingerprint());
+        let one = open_text("images/a.png\tdog\n").unwrap();
+        assert!(!one.is_multi_label());
+        assert_eq!(one.labels(0), Some(vec![0]));
+        let numbers = open_text("images/a.png\t3\t0\nimages/b.png\t1\n").unwrap();
+        assert_eq!((numbers.classes().len(), numbers.labels(0)), (4, Some(vec![0, 3])));
+    }
+
+    #[test]
     fn errors_name_file_and_line() {
-        assert!(failure("# x\nimages/a.png\tb\tc\n").contains("list.txt:2: more than one tab"));
+        assert!(failure("# x\nimages/a.png\tb\t\n").contains("list.txt:2: no label after a tab"));
         assert!(failure("\tb\n").contains("list.txt:1: no path"));
-        assert!(failure("images/a.png\t\n").contains("list.txt:1: no label"));
+        assert!(failure("images/a.png\t\t\n").contains("list.txt:1: no label"));
         assert!(failure("\n\nimages/zzz.png\n").contains("list.txt:3: "));
         assert!(failure("images/a.png cat\n").contains("by a tab, not by spaces"));
         assert!(failure(b"\xff\xfea\0.\0").contains("UTF-8"));

@@ -55,8 +55,8 @@ pub struct HostBatch {
     pub micro: usize,
     /// Indices of the images that were scheduled; a substitute keeps the index of the image it stands for.
     pub images: Vec<u64>,
-    /// Class of each image, of the substitute where there is one; empty where some image has none.
-    pub labels: Vec<u32>,
+    /// Classes of each image, of the substitute where there is one; empty where some image has no label.
+    pub labels: Vec<Vec<u32>>,
     /// One for each view of the view maker.
     pub views: Vec<HostView>,
 }
@@ -252,14 +252,14 @@ impl Shared {
                 return None;
             }
             let made = self.load(index).and_then(|(shown, image)| {
-                labels.push(self.plan.source.label(shown as usize));
+                labels.push(self.plan.source.labels(shown as usize));
                 self.make_views(&image, epoch, index, place, &mut outputs)
             });
             if let Err(error) = made {
                 return Some(Err(error));
             }
         }
-        let labels = labels.into_iter().collect::<Option<Vec<u32>>>().unwrap_or_default();
+        let labels = labels.into_iter().collect::<Option<Vec<Vec<u32>>>>().unwrap_or_default();
         Some(Ok(HostBatch { step, micro, images, labels, views: outputs }))
     }
 

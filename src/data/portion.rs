@@ -1,6 +1,7 @@
 //! The labelled images that a supervised run learns from, and those of them that are set aside.
 //!
-//! Both choices are stratified and keyed: each class's images are put in an order drawn from `(seed, class)` and counted off from its beginning.
+//! Both choices are stratified and keyed: each class's images are put in an order drawn from `(seed, class)` and counted off from its beginning. Where an image
+//! may have several classes, all labelled images are put in one order instead: the share of a class is then left to chance.
 //! So they are the same on any rank, and the images of a small fraction are among those of a larger one.
 
 use std::collections::BTreeMap;
@@ -26,13 +27,14 @@ pub struct Portion {
 }
 
 impl Portion {
-    /// Keeps `fraction` of each class's labelled images, rounded, at least one; of these, `validation` are set aside, as long as one is left to learn from.
+    /// Keeps `fraction` of each class's labelled images (of all, where an image may have several), rounded, at least one; of these, `validation` are set aside, as long as one is left to learn from.
     #[must_use]
     pub fn of(source: &Arc<dyn Source>, fraction: Option<f64>, validation: Option<f64>, seed: u64) -> Self {
         let mut classes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for index in 0..source.len() {
-            if let Some(label) = source.label(index) {
-                classes.entry(label).or_default().push(index);
+            let class = if source.is_multi_label() { source.labels(index).map(|_| 0) } else { source.label(index) };
+            if let Some(class) = class {
+                classes.entry(class).or_default().push(index);
             }
         }
         let labelled: usize = classes.values().map(Vec::len).sum();
@@ -44,8 +46,10 @@ impl Portion {
             images.truncate(share(images.len(), fraction.unwrap_or(1.0)).clamp(1, images.len()));
             let held = validation.map_or(0, |fraction| share(images.len(), fraction).max(1).min(images.len() - 1));
             let rest = images.len() - held;
-            if let Some(count) = counts.get_mut(class as usize) {
-                *count = rest;
+            for label in images[..rest].iter().flat_map(|&index| source.labels(index).unwrap_or_default()) {
+                if let Some(count) = counts.get_mut(label as usize) {
+                    *count += 1;
+                }
             }
             train.extend_from_slice(&images[..rest]);
             aside.extend_from_slice(&images[rest..]);
@@ -87,6 +91,14 @@ impl Source for Chosen {
 
     fn label(&self, index: usize) -> Option<u32> {
         self.source.label(self.indices[index])
+    }
+
+    fn labels(&self, index: usize) -> Option<Vec<u32>> {
+        self.source.labels(self.indices[index])
+    }
+
+    fn is_multi_label(&self) -> bool {
+        self.source.is_multi_label()
     }
 
     fn name(&self, index: usize) -> String {

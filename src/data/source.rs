@@ -43,6 +43,16 @@ pub trait Source: Send + Sync {
     /// Returns the class of an image, an index into [`Self::classes`].
     fn label(&self, index: usize) -> Option<u32>;
 
+    /// Returns every class of an image, ascending; nothing for an image without a label.
+    fn labels(&self, index: usize) -> Option<Vec<u32>> {
+        self.label(index).map(|label| vec![label])
+    }
+
+    /// Tells whether an image may have several classes, or none of them; [`Self::label`] then knows nothing.
+    fn is_multi_label(&self) -> bool {
+        false
+    }
+
     /// Returns a name for messages: a path, or a place within a file.
     fn name(&self, index: usize) -> String;
 
@@ -125,6 +135,14 @@ impl Source for Spread {
 
     fn label(&self, index: usize) -> Option<u32> {
         self.source.label(self.at(index))
+    }
+
+    fn labels(&self, index: usize) -> Option<Vec<u32>> {
+        self.source.labels(self.at(index))
+    }
+
+    fn is_multi_label(&self) -> bool {
+        self.source.is_multi_label()
     }
 
     fn name(&self, index: usize) -> String {

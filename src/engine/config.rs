@@ -61,18 +61,19 @@ pub struct EarlyStoppingConfig {
     /// Epochs between evaluations (may be fractional).
     #[serde(default = "one")]
     pub every_epochs: f64,
-    /// What is better.
-    #[serde(default)]
-    pub metric: Judged,
+    /// What is better; default: `"top1"`, and `"map"` where an image may have several labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<Judged>,
 }
 
 /// What evaluations are compared by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Judged {
     /// More images with the right class first.
-    #[default]
     Top1,
+    /// A larger mean average precision, where an image may have several labels.
+    Map,
     /// A smaller mean cross-entropy.
     Loss,
 }

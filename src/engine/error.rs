@@ -21,6 +21,11 @@ pub enum EngineError {
     /// The features of the evaluation.
     #[error(transparent)]
     Evaluation(#[from] crate::eval::EvalError),
+    /// Test images of several labels, where one is learnt.
+    #[error(
+        "the test images have several labels or none, the training images one each\nhint: leave one label in each line of the test list, or set `method.classify.multi_label = true`"
+    )]
+    TestIsMultiLabel,
     /// Training and test images of an evaluation that have other classes.
     #[error(
         "`eval.test` has other classes than the training images: class {index} is `{test}` there and `{train}` here\nhint: use folders with the same class names, or `eval.skip = true`"

@@ -103,6 +103,9 @@ impl EvalSet {
     /// Tells what the user may not expect of this choice.
     #[must_use]
     pub fn note(&self) -> Option<String> {
+        if self.bank.0.is_multi_label() {
+            return Some("no accuracy of nearest neighbours: an image may have several labels".to_owned());
+        }
         (self.labelled && !self.held_out).then(|| {
             let count = self.queries.1.len();
             format!("there are no test images, so {count} of the training images are classified (seen without labels)")

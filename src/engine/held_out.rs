@@ -11,14 +11,14 @@ use super::error::EngineError;
 use super::evaluate::{same_classes, shuffle};
 use crate::checkpoint;
 use crate::data::{Error as DataError, Source, Split};
-use crate::eval::{Classification, EvalView, Extracted, extract};
+use crate::eval::{Classification, Classified, EvalView, Extracted, MultiLabel, extract};
 use crate::method::Learner;
 use crate::model::params::Flat;
 use crate::model::{Kind, Pass};
 use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
-use crate::report::EvaluationRecord;
+use crate::report::{EvaluationLog, EvaluationRecord};
 
 /// The weights with the best evaluation, where a run may stop early.
 const BEST: &str = "best.safetensors";
@@ -46,7 +46,7 @@ impl HeldOut {
         validation: Option<&Arc<dyn Source>>,
     ) -> Result<Self, EngineError> {
         let labelled = |source: Arc<dyn Source>| -> Images {
-            let indices = (0..source.len()).filter(|&index| source.label(index).is_some()).collect();
+            let indices = (0..source.len()).filter(|&index| source.labels(index).is_some()).collect();
             (source, indices)
         };
         let test = match &recipe.eval.test {
@@ -62,6 +62,10 @@ impl HeldOut {
                 return Err(EngineError::TestIsTraining);
             }
             same_classes(test.classes(), whole.classes())?;
+            let several = recipe.method.is_multi_label() || whole.is_multi_label();
+            if test.is_multi_label() && !several {
+                return Err(EngineError::TestIsMultiLabel);
+            }
         }
         let test = test.map(labelled).filter(|(_, indices)| !indices.is_empty());
         let validation = validation.cloned().map(labelled).filter(|(_, indices)| !indices.is_empty());
@@ -103,7 +107,7 @@ impl HeldOut {
         weights: (&[f32], &[f32]),
         device: &Device,
         threads: usize,
-    ) -> Result<Classification, EngineError> {
+    ) -> Result<Classified, EngineError> {
         // never interrupted: the run would go on behind it without
         let never = AtomicBool::new(false);
         match (&self.validation, &self.test) {
@@ -130,7 +134,7 @@ impl HeldOut {
         device: &Device,
         threads: usize,
         stop: &AtomicBool,
-    ) -> Result<Classification, EngineError> {
+    ) -> Result<Classified, EngineError> {
         match (&self.test, &self.validation) {
             (Some(images), _) => classify(plan, "test", images, weights, device, threads, stop),
             (None, Some(images)) => classify(plan, "validation", images, weights, device, threads, stop),
@@ -147,7 +151,7 @@ fn classify(
     device: &Device,
     threads: usize,
     stop: &AtomicBool,
-) -> Result<Classification, EngineError> {
+) -> Result<Classified, EngineError> {
     let recipe = &plan.recipe;
     ops::configure(recipe.ops);
     let size = recipe.views.first().map_or(0, |view| view.size);
@@ -161,8 +165,12 @@ fn classify(
     };
     let Extracted { values, dim, kept, .. } =
         extract(source.as_ref(), indices, view, device, threads, stop, build)?.ok_or(EngineError::Stopped)?;
-    let labels: Vec<u32> = kept.iter().map(|&index| source.label(index).unwrap_or(0)).collect();
-    Ok(Classification::of(on, values, dim, &labels)?)
+    let labels: Vec<Vec<u32>> = kept.iter().map(|&index| source.labels(index).unwrap_or_default()).collect();
+    if recipe.method.is_multi_label() {
+        return Ok(Classified::Several(MultiLabel::of(on, values, dim, &labels)?));
+    }
+    let labels: Vec<u32> = labels.iter().map(|labels| labels.first().copied().unwrap_or(0)).collect();
+    Ok(Classified::One(Classification::of(on, values, dim, &labels)?))
 }
 
 /// Whether a run has gone on for long enough without becoming better.
@@ -179,8 +187,9 @@ pub(super) struct Verdict {
 /// Judges all evaluations so far; of equal ones the first is the best.
 pub(super) fn judge(config: &EarlyStoppingConfig, records: &[EvaluationRecord]) -> Verdict {
     let value = |record: &EvaluationRecord| match config.metric {
-        Judged::Top1 => record.top1,
-        Judged::Loss => -record.loss,
+        Some(Judged::Map) => record.mean_average_precision.unwrap_or(0.0),
+        Some(Judged::Loss) => -record.loss,
+        Some(Judged::Top1) | None => record.top1.unwrap_or(0.0),
     };
     let mut best = None;
     for (index, record) in records.iter().enumerate() {
@@ -209,6 +218,17 @@ pub(super) fn keep_best(
     Ok(crate::files::write_atomically(&path, &bytes)?)
 }
 
+/// Returns the step of the best evaluation of a run that may stop early, if its weights are there.
+///
+/// # Errors
+/// When its evaluations cannot be read.
+pub fn best_step(folder: &Path, config: &EarlyStoppingConfig) -> Result<Option<u64>, EngineError> {
+    if !folder.join(BEST).is_file() {
+        return Ok(None);
+    }
+    Ok(judge(config, EvaluationLog::open(folder, u64::MAX)?.records()).best)
+}
+
 /// Reads the weights of the best evaluation of a run: trained and untrained values in flat order.
 ///
 /// # Errors
@@ -232,18 +252,20 @@ mod tests {
             epoch: 0.0,
             on: String::new(),
             images: 1,
-            top1,
-            top5: 1.0,
+            top1: Some(top1),
+            top5: None,
+            mean_average_precision: Some(top1),
             loss: 1.0 - top1,
             macro_f1: 0.0,
-            calibration_error: 0.0,
+            micro_f1: None,
+            calibration_error: None,
         };
         tops.iter().enumerate().map(record).collect()
     }
 
     #[test]
     fn patience_counts_evaluations_without_a_better_one() {
-        for metric in [Judged::Top1, Judged::Loss] {
+        for metric in [None, Some(Judged::Top1), Some(Judged::Loss), Some(Judged::Map)] {
             let config = EarlyStoppingConfig { patience: 2, every_epochs: 1.0, metric };
             let verdict = |tops: &[f64]| judge(&config, &records(tops));
             assert_eq!(verdict(&[]), Verdict::default());

@@ -18,7 +18,7 @@ use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
-use crate::eval::Warning;
+use crate::eval::{Classified, Warning};
 use crate::ops;
 use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks};
 use crate::plan::Plan;
@@ -253,24 +253,23 @@ impl Examiner {
         let examined = trainer.with_snapshot(|layout, now| -> Result<String, EngineError> {
             let weights = now.ema.unwrap_or(now.weights);
             let result = held_out.watch(plan, (weights, now.buffers), &job.device, threads)?;
-            let text = format!(
-                "step {step}: {} top-1 {:.2} %, loss {:.4} ({} images)",
-                result.on,
-                100.0 * result.top1,
-                result.loss,
-                result.images
-            );
-            self.log.push(EvaluationRecord {
-                step,
-                epoch: step as f64 / plan.steps_per_epoch as f64,
-                on: result.on.to_owned(),
-                images: result.images,
-                top1: result.top1,
-                top5: result.top5,
-                loss: result.loss,
-                macro_f1: result.macro_f1,
-                calibration_error: result.calibration_error,
-            })?;
+            let text = match &result {
+                Classified::One(result) => format!(
+                    "step {step}: {} top-1 {:.2} %, loss {:.4} ({} images)",
+                    result.on,
+                    100.0 * result.top1,
+                    result.loss,
+                    result.images
+                ),
+                Classified::Several(result) => format!(
+                    "step {step}: {} mean average precision {:.2} %, loss {:.4} ({} images)",
+                    result.on,
+                    100.0 * result.mean_average_precision,
+                    result.loss,
+                    result.images
+                ),
+            };
+            self.log.push(EvaluationRecord::new(step, step as f64 / plan.steps_per_epoch as f64, &result))?;
             if let Some(early) = &plan.recipe.early_stopping {
                 self.verdict = held_out::judge(early, self.log.records());
                 if self.verdict.improved {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::accuracy::{chance, top_k_accuracy};
 use super::features::{EvalError, Features};
+use super::multi_label::MultiLabel;
 
 /// Bins of the calibration error; Guo et al.'s number.
 const BINS: usize = 15;
@@ -38,6 +39,16 @@ pub struct Classification {
     /// Images of each class (rows) by the class answered (columns), row by row.
     #[serde(skip)]
     pub confusion: Vec<usize>,
+}
+
+/// How a classifier did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Classified {
+    /// Images of one class each.
+    One(Classification),
+    /// Images of several classes, or none.
+    Several(MultiLabel),
 }
 
 /// How the images of one class were classified.

@@ -4,6 +4,9 @@
 //! <https://arxiv.org/abs/2111.06377>, `main_linprobe.py`, behind a batch norm without affine parameters), with the whole network (`main_finetune.py`), or first alone and then with it (LP-FT,
 //! Kumar et al., 2022, <https://arxiv.org/abs/2202.10054>: a new head's first gradients no longer distort the features).
 //!
+//! Where an image may have several labels, or none, each class is a question of its own: binary cross-entropy, the mean over the classes, with `class_weights` as
+//! the weights of the positive images (torch's `binary_cross_entropy_with_logits` and its `pos_weight`).
+//!
 //! A backbone that is not trained is in evaluation mode: it keeps its running statistics and drops nothing.
 //!
 //! Deviations: batch norms take their statistics over a micro-batch, and the one in front of the head has an epsilon of 1e-5 (MAE: 1e-6); mixup's partner is in the same micro-batch.
@@ -13,7 +16,7 @@ use burn::tensor::{Tensor, TensorData};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, RunFacts, Sees, check};
+use super::{Inputs, Labels, Loss, Method, MicroBatch, Outputs, Progress, RunFacts, Sees, check};
 use crate::augment::{Mix, MixConfig};
 use crate::loss::{classification, total};
 use crate::model::layers::{Affine, BatchNorm, Linear};
@@ -29,6 +32,9 @@ pub struct Config {
     /// Names of the classes, in the order of the outputs; default: the data's. Given, they must be the data's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
+    /// An image may have several classes, or none; default: as the data's labels are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_label: Option<bool>,
     /// What is trained.
     pub train: Train,
     /// Epochs at the start in which the backbone stands still and the head alone learns (may be fractional).
@@ -42,12 +48,12 @@ pub struct Config {
     /// Multiplies the learning rate by this to the power of the layers between a parameter and the head (`BEiT`; MAE's fine-tuning has 0.65 to 0.75); absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_decay: Option<f64>,
-    /// Share of each target that is spread over all classes.
+    /// Share of each target that is spread over all classes; with several labels an image, over yes and no.
     pub label_smoothing: f64,
-    /// Weight of each class in the loss; empty: all the same.
+    /// Weight of each class in the loss, with several labels an image of its positive images alone; empty: all the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub class_weights: Vec<f64>,
-    /// Weighs each class by images / (classes * images of the class), as scikit-learn's `"balanced"`.
+    /// Weighs each class by images / (classes * images of the class), as scikit-learn's `"balanced"`; with several labels an image by images without it / images with it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub balance_classes: bool,
     /// Mixup and `CutMix`.
@@ -87,6 +93,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             classes: Vec::new(),
+            multi_label: None,
             train: Train::Full,
             head_epochs: 0.0,
             head_norm: None,
@@ -123,6 +130,10 @@ pub struct Classify {
 }
 
 impl Config {
+    fn is_multi_label(&self) -> bool {
+        self.multi_label == Some(true)
+    }
+
     /// Tells whether the backbone stands still in a step.
     fn is_frozen(&self, progress: &Progress) -> bool {
         self.train == Train::Linear || progress.step < steps(self.head_epochs, progress.steps_per_epoch)
@@ -162,7 +173,7 @@ impl Method for Classify {
     const SUPERVISED: bool = true;
 
     fn build(config: &Config, inputs: &Inputs<'_>, scope: &Scope) -> Result<Self, ConfigError> {
-        if config.classes.len() < 2 {
+        if config.classes.len() < if config.is_multi_label() { 1 } else { 2 } {
             let problem = format!("a classifier of {}", plural(config.classes.len(), "class"));
             return Err(ConfigError::new(
                 "method.classify.classes",
@@ -263,9 +274,18 @@ impl Method for Classify {
         }
     }
 
-    fn suits(config: &Config, classes: &[(String, usize)], found: &mut Numbers) {
+    fn suits(config: &Config, labels: &Labels, found: &mut Numbers) {
+        let classes = &labels.classes;
+        if labels.several && config.multi_label == Some(false) {
+            let key = "method.classify.multi_label";
+            let message = format!("`{key}` is false, but the list of `data` has images of several labels or of none");
+            let hint = "remove the key, or leave one label in each line (a tab at the end of a line means none of the classes)";
+            found.push(Problem::at(key, message).against("data.path").hint(hint));
+            return;
+        }
+        let several = labels.several || config.is_multi_label();
         let known = classes.iter().filter(|(_, images)| *images > 0).count();
-        if known < 2 {
+        if known < if several { 1 } else { 2 } {
             let message = match known {
                 0 => "`data` has no labels to learn from".to_owned(),
                 _ => format!(
@@ -303,7 +323,15 @@ impl Method for Classify {
 
     fn resolve(config: &mut Config, facts: &RunFacts) -> Vec<String> {
         let mut notes = Vec::new();
-        config.classes = facts.classes.iter().map(|(name, _)| name.clone()).collect();
+        let classes = &facts.labels.classes;
+        config.classes = classes.iter().map(|(name, _)| name.clone()).collect();
+        let several = *config.multi_label.get_or_insert(facts.labels.several);
+        if several {
+            notes.push(format!(
+                "an image may have several of {} or none: each is learnt by binary cross-entropy",
+                plural(classes.len(), "class")
+            ));
+        }
         let linear = config.train == Train::Linear;
         if let Some(decay) = config.layer_decay.take_if(|_| linear || config.lora.is_some()) {
             notes.push(format!(
@@ -313,16 +341,20 @@ impl Method for Classify {
         config.head_norm.get_or_insert(linear);
         config.head_std.get_or_insert(if linear { 0.01 } else { 2e-5 });
         if std::mem::take(&mut config.balance_classes) {
-            let images: usize = facts.classes.iter().map(|(_, images)| images).sum();
-            let share = |&(_, own): &(String, usize)| {
-                if own == 0 { 0.0 } else { images as f64 / (facts.classes.len() * own) as f64 }
+            let images: usize = classes.iter().map(|(_, images)| images).sum();
+            let share = |&(_, own): &(String, usize)| match own {
+                // no positive image is weighed
+                0 if several => 1.0,
+                0 => 0.0,
+                _ if several => (facts.images - own) as f64 / own as f64,
+                _ => images as f64 / (classes.len() * own) as f64,
             };
-            let weights: Vec<f64> = facts.classes.iter().map(share).collect();
+            let weights: Vec<f64> = classes.iter().map(share).collect();
             let (least, most) = weights.iter().fold((f64::MAX, 0.0f64), |(l, m), &w| (l.min(w), m.max(w)));
             notes.push(format!("`method.classify.class_weights`: balanced, from {least:.3} to {most:.3}"));
             config.class_weights = weights;
         }
-        let empty: Vec<&str> = facts.classes.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
+        let empty: Vec<&str> = classes.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
         if let Some(first) = empty.first() {
             notes.push(format!("{} without a training image, `{first}` the first", plural(empty.len(), "class")));
         }
@@ -347,7 +379,7 @@ impl Method for Classify {
     }
 
     fn encode(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
-        assert_eq!(batch.labels.len(), batch.images.len(), "a label for each image: `suits` asked for them");
+        assert_eq!(batch.labels.len(), batch.images.len(), "labels for each image: `suits` asked for them");
         let Progress { seed, step, .. } = batch.progress;
         let images = batch.views[0].clone();
         let [count, _, size, _] = images.dims();
@@ -361,7 +393,13 @@ impl Method for Classify {
         };
         let logits = self.logits(features, pass); // [b, classes]
         let classes = self.config.classes.len();
-        let targets = classification::targets(&batch.labels, &shares, classes, self.config.label_smoothing);
+        let smoothing = self.config.label_smoothing;
+        let targets = if self.config.is_multi_label() {
+            classification::multi_label_targets(&batch.labels, &shares, classes, smoothing)
+        } else {
+            let labels: Vec<u32> = batch.labels.iter().map(|labels| labels[0]).collect();
+            classification::targets(&labels, &shares, classes, smoothing)
+        };
         let targets = Tensor::from_data(TensorData::new(targets, [count, classes]), &logits.device());
         Outputs { tensors: vec![logits], constants: vec![targets] }
     }
@@ -371,6 +409,14 @@ impl Method for Classify {
         let [targets]: [Tensor<2>; 1] = outputs.constants.try_into().expect("`encode` returns one constant");
         let [images, classes] = logits.dims();
         let weights = &self.config.class_weights;
+        if self.config.is_multi_label() {
+            let weights = (!weights.is_empty()).then(|| {
+                let weights: Vec<f32> = weights.iter().map(|&weight| weight as f32).collect();
+                Tensor::from_data(TensorData::new(weights, [classes]), &logits.device())
+            });
+            let losses = classification::binary_cross_entropy(logits, targets, weights);
+            return Loss::new(total(losses), images as f64);
+        }
         if weights.is_empty() {
             return Loss::new(total(classification::cross_entropy(logits, targets, None)), images as f64);
         }

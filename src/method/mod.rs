@@ -67,8 +67,8 @@ pub trait Method: Module + Send + 'static {
     /// Checks the table, alone and against the rest of the recipe; keys start with `method.<name>`.
     fn check(config: &Self::Config, inputs: &Inputs<'_>, found: &mut Numbers);
 
-    /// Checks the table against the data: name and number of training images of each class.
-    fn suits(_config: &Self::Config, _classes: &[(String, usize)], _found: &mut Numbers) {}
+    /// Checks the table against the labels of the data.
+    fn suits(_config: &Self::Config, _labels: &Labels, _found: &mut Numbers) {}
 
     /// Fills in what follows from the data: values the recipe leaves open, and says why, a line each.
     fn resolve(_config: &mut Self::Config, _facts: &RunFacts) -> Vec<String> {
@@ -148,8 +148,17 @@ pub struct RunFacts {
     pub steps: u64,
     /// Steps of one epoch.
     pub steps_per_epoch: u64,
+    /// What is learnt from labels.
+    pub labels: Labels,
+}
+
+/// The labels of the images that a run learns from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
     /// Name and number of training images of each class; empty where nothing is learnt from labels.
     pub classes: Vec<(String, usize)>,
+    /// An image may have several classes, or none.
+    pub several: bool,
 }
 
 /// How far a run is.
@@ -195,8 +204,8 @@ pub struct MicroBatch {
     pub progress: Progress,
     /// Index of each image in the data, the key of its random draws.
     pub images: Vec<u64>,
-    /// Class of each image; empty where some image has none. Only supervised methods look at it.
-    pub labels: Vec<u32>,
+    /// Classes of each image; empty where some image has no label. Only supervised methods look at them.
+    pub labels: Vec<Vec<u32>>,
     /// Views, each `[images, 3, height, width]`, normalised.
     pub views: Vec<Tensor<4>>,
 }
@@ -461,10 +470,16 @@ macro_rules! methods {
             }
 
             /// Checks the method's table against the data.
-            pub fn suits(&self, classes: &[(String, usize)], found: &mut Numbers) {
+            pub fn suits(&self, labels: &Labels, found: &mut Numbers) {
                 match self {
-                    $(Self::$variant(config) => $module::$network::suits(config, classes, found),)*
+                    $(Self::$variant(config) => $module::$network::suits(config, labels, found),)*
                 }
+            }
+
+            /// Tells whether the method learns several labels an image.
+            #[must_use]
+            pub fn is_multi_label(&self) -> bool {
+                matches!(self, Self::Classify(config) if config.multi_label == Some(true))
             }
 
             /// Fills in what follows from the data; returns what was decided and why.

@@ -46,7 +46,8 @@ pub(super) fn stays_finite<M: Method>(config: &M::Config, backbone: &BackboneCon
     let size = views[0].size as usize;
     for pixel in [0.0f32, 2.5] {
         let view = Tensor::<4>::full([2, 3, size, size], pixel, &device);
-        let batch = MicroBatch { progress: progress(3), images: vec![7, 7], labels: vec![0, 1], views: vec![view] };
+        let batch =
+            MicroBatch { progress: progress(3), images: vec![7, 7], labels: vec![vec![0], vec![1]], views: vec![view] };
         let noise = Noise { seed: 11, step: 3, rows: vec![(7, 0), (7, 0)] };
         let loss = net.loss(net.encode(&batch, &mut Pass::train(noise)), &batch.progress);
         assert!(loss.count > 0.0 && loss.sum.clone().into_scalar::<f32>().is_finite());

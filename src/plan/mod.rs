@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use crate::method::RunFacts;
+use crate::engine::Judged;
+use crate::method::{Labels, RunFacts};
 use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrDecay, LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::parallel::Reduction;
@@ -76,8 +77,8 @@ pub struct DataFacts {
     pub description: String,
     /// Digest of what the images are, the same wherever they lie.
     pub fingerprint: String,
-    /// Name and number of training images of each class, where the run learns from labels.
-    pub labels: Vec<(String, usize)>,
+    /// The labels, where the run learns from them.
+    pub labels: Labels,
 }
 
 /// What the command line and the machine add to a recipe. None of it changes a result.
@@ -190,8 +191,9 @@ impl Plan {
         };
         let weight_decay = weight_decay.resolve(steps, steps_per_epoch);
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
-        let facts = RunFacts { images: data.images, steps, steps_per_epoch, classes: data.labels.clone() };
+        let facts = RunFacts { images: data.images, steps, steps_per_epoch, labels: data.labels.clone() };
         let mut notes = recipe.method.resolve(&facts);
+        resolve_metric(&mut recipe)?;
         notes.extend(start.iter().flat_map(|start| start.notes().iter().cloned()));
         if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
             let text = "`backbone.resnet.zero_init_residual` has no effect: `init` brings the scales of all norms";
@@ -315,6 +317,21 @@ fn continued(lr: f64, decay: LrDecay, warmup_steps: u64, steps_per_epoch: u64) -
         text += "; let the rate decay (`schedule.decay=cosine`)";
     }
     text
+}
+
+/// Fills in what evaluations are compared by, or tells why they cannot be.
+fn resolve_metric(recipe: &mut Recipe) -> Result<(), Vec<Problem>> {
+    let several = recipe.method.is_multi_label();
+    let Some(early) = &mut recipe.early_stopping else { return Ok(()) };
+    let by = *early.metric.get_or_insert(if several { Judged::Map } else { Judged::Top1 });
+    let (name, why, other) = match (by, several) {
+        (Judged::Top1, true) => ("top1", "an image may have several labels", "map"),
+        (Judged::Map, false) => ("map", "each image has one label", "top1"),
+        _ => return Ok(()),
+    };
+    let key = "early_stopping.metric";
+    let hint = format!("use \"{other}\" or \"loss\"");
+    Err(vec![Problem::at(key, format!("`{key}` is \"{name}\", but {why}")).hint(hint)])
 }
 
 fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> {

@@ -25,7 +25,13 @@ warmup_epochs = 1
 
 fn facts(images: usize) -> DataFacts {
     let fingerprint = "abc".to_owned();
-    DataFacts { images, classes: Some(10), description: "embedded sample".to_owned(), fingerprint, labels: Vec::new() }
+    DataFacts {
+        images,
+        classes: Some(10),
+        description: "embedded sample".to_owned(),
+        fingerprint,
+        labels: Labels::default(),
+    }
 }
 
 fn request(ranks: Ranks) -> Request {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::eval::Classification;
+use crate::eval::{Classification, Classified, MultiLabel};
 use crate::files::{FileError, write_atomically};
 
 /// One evaluation while training; a function of recipe, data and seed.
@@ -20,16 +20,60 @@ pub struct EvaluationRecord {
     pub on: String,
     /// Number of images.
     pub images: usize,
-    /// Share with the right class first.
-    pub top1: f64,
-    /// Share with the right class among the first five.
-    pub top5: f64,
+    /// Share with the right class first, where each image has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1: Option<f64>,
+    /// Share with the right class among the first five, where each image has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top5: Option<f64>,
+    /// Mean average precision, where an image may have several classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_average_precision: Option<f64>,
     /// Mean cross-entropy.
     pub loss: f64,
     /// Mean F1.
     pub macro_f1: f64,
-    /// Expected calibration error.
-    pub calibration_error: f64,
+    /// F1 over all pairs of image and class, where an image may have several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_f1: Option<f64>,
+    /// Expected calibration error, where each image has one class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration_error: Option<f64>,
+}
+
+impl EvaluationRecord {
+    /// Notes what was measured after `step` steps.
+    #[must_use]
+    pub fn new(step: u64, epoch: f64, result: &Classified) -> Self {
+        match result {
+            Classified::One(result) => Self {
+                step,
+                epoch,
+                on: result.on.to_owned(),
+                images: result.images,
+                top1: Some(result.top1),
+                top5: Some(result.top5),
+                mean_average_precision: None,
+                loss: result.loss,
+                macro_f1: result.macro_f1,
+                micro_f1: None,
+                calibration_error: Some(result.calibration_error),
+            },
+            Classified::Several(result) => Self {
+                step,
+                epoch,
+                on: result.on.to_owned(),
+                images: result.images,
+                top1: None,
+                top5: None,
+                mean_average_precision: Some(result.mean_average_precision),
+                loss: result.loss,
+                macro_f1: result.macro_f1,
+                micro_f1: Some(result.micro_f1),
+                calibration_error: None,
+            },
+        }
+    }
 }
 
 /// The evaluations of a run.
@@ -77,19 +121,32 @@ impl EvaluationLog {
     }
 }
 
-/// Writes `classes.csv`, a line a class, and `confusion.csv`, a row a class and a column an answer.
+/// Writes `classes.csv`, a line a class; and `confusion.csv`, a row a class and a column an answer, where each image has one class.
 ///
 /// # Errors
 /// When they cannot be written.
-pub fn write_tables(folder: &Path, names: &[String], result: &Classification) -> Result<(), FileError> {
+pub fn write_tables(folder: &Path, names: &[String], result: &Classified) -> Result<(), FileError> {
+    match result {
+        Classified::One(result) => {
+            write_classes(folder, names, result)?;
+            write_confusion(folder, names, result)
+        }
+        Classified::Several(result) => write_labels(folder, names, result),
+    }
+}
+
+fn write_classes(folder: &Path, names: &[String], result: &Classification) -> Result<(), FileError> {
     let mut classes = "class,images,precision,recall,f1\n".to_owned();
     for (name, class) in names.iter().zip(&result.classes) {
+        let name = csv_field(name);
         // writing to a string cannot fail
-        let _ =
-            writeln!(classes, "{},{},{},{},{}", quoted(name), class.images, class.precision, class.recall, class.f1);
+        let _ = writeln!(classes, "{name},{},{},{},{}", class.images, class.precision, class.recall, class.f1);
     }
-    write_atomically(&folder.join("classes.csv"), classes.as_bytes())?;
-    let header: Vec<String> = names.iter().map(|name| quoted(name)).collect();
+    write_atomically(&folder.join("classes.csv"), classes.as_bytes())
+}
+
+fn write_confusion(folder: &Path, names: &[String], result: &Classification) -> Result<(), FileError> {
+    let header: Vec<String> = names.iter().map(|name| csv_field(name)).collect();
     let mut confusion = format!("class \\ answer,{}\n", header.join(","));
     for (name, row) in header.iter().zip(result.confusion.chunks_exact(names.len().max(1))) {
         let row: Vec<String> = row.iter().map(ToString::to_string).collect();
@@ -98,8 +155,24 @@ pub fn write_tables(folder: &Path, names: &[String], result: &Classification) ->
     write_atomically(&folder.join("confusion.csv"), confusion.as_bytes())
 }
 
+fn write_labels(folder: &Path, names: &[String], result: &MultiLabel) -> Result<(), FileError> {
+    let mut classes = "class,images,precision,recall,f1,average_precision,auroc\n".to_owned();
+    let known = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+    for (name, class) in names.iter().zip(&result.classes) {
+        let (precision, auroc) = (known(class.average_precision), known(class.auroc));
+        let name = csv_field(name);
+        let _ = writeln!(
+            classes,
+            "{name},{},{},{},{},{precision},{auroc}",
+            class.images, class.precision, class.recall, class.f1
+        );
+    }
+    write_atomically(&folder.join("classes.csv"), classes.as_bytes())
+}
+
 /// A field of a CSV file (RFC 4180).
-fn quoted(field: &str) -> String {
+#[must_use]
+pub fn csv_field(field: &str) -> String {
     if field.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", field.replace('"', "\"\""))
     } else {
@@ -117,11 +190,13 @@ mod tests {
             epoch: step as f64 / 10.0,
             on: "validation".to_owned(),
             images: 7,
-            top1: 0.1,
-            top5: 0.7,
+            top1: Some(0.1),
+            top5: Some(0.7),
+            mean_average_precision: None,
             loss: 2.0 / 3.0,
             macro_f1: 0.05,
-            calibration_error: 0.2,
+            micro_f1: None,
+            calibration_error: Some(0.2),
         }
     }
 
@@ -145,7 +220,8 @@ mod tests {
     fn tables_name_the_classes() {
         let folder = tempfile::tempdir().unwrap();
         let result = Classification::of("test", vec![1.0, 0.0, 2.0, 0.0, 0.0, 1.0], 2, &[0, 1, 1]).unwrap();
-        write_tables(folder.path(), &["a cat".to_owned(), "a \"dog\", small".to_owned()], &result).unwrap();
+        let names = ["a cat".to_owned(), "a \"dog\", small".to_owned()];
+        write_tables(folder.path(), &names, &Classified::One(result)).unwrap();
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
         let classes = "class,images,precision,recall,f1\na cat,1,0.5,1,0.6666666666666666\n\"a \"\"dog\"\", small\",2,1,0.5,0.6666666666666666\n";
         assert_eq!(read("classes.csv"), classes);
@@ -153,5 +229,9 @@ mod tests {
             read("confusion.csv"),
             "class \\ answer,a cat,\"a \"\"dog\"\", small\"\na cat,1,0\n\"a \"\"dog\"\", small\",1,1\n"
         );
+        let several = MultiLabel::of("test", vec![1.0, -1.0, 2.0, 1.0], 2, &[vec![0], vec![0, 1]]).unwrap();
+        write_tables(folder.path(), &names, &Classified::Several(several)).unwrap();
+        let classes = "class,images,precision,recall,f1,average_precision,auroc\na cat,2,1,1,1,1,\n\"a \"\"dog\"\", small\",1,1,1,1,1,1\n";
+        assert_eq!(read("classes.csv"), classes);
     }
 }

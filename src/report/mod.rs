@@ -8,7 +8,7 @@ mod summary;
 mod tensorboard;
 
 pub use environment::{Environment, utc};
-pub use evaluations::{EvaluationLog, EvaluationRecord, write_tables};
+pub use evaluations::{EvaluationLog, EvaluationRecord, csv_field, write_tables};
 pub use metrics::{MetricsLog, Pace, Removed, StepRecord, read_metrics};
 pub use progress::{Progress, Style};
 pub use summary::{KnnResult, LinearResult, Summary, quoted};

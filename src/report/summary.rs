@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::progress::{duration, short};
-use crate::eval::{Classification, Warning};
+use crate::eval::{Classification, Classified, MultiLabel, Warning};
 use crate::files::{FileError, write_json};
 
 /// What a run reached. Shown as an aligned block of text, written as `summary.json`.
@@ -33,7 +33,7 @@ pub struct Summary {
     pub task: &'static str,
     /// Classification of images held out, by a supervised run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub classification: Option<Classification>,
+    pub classification: Option<Classified>,
     /// Step of the weights that were evaluated, where a run may stop early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_step: Option<u64>,
@@ -137,7 +137,10 @@ impl Summary {
     fn measured(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if let Some(result) = &self.classification {
-            lines.extend(classified(result));
+            lines.extend(match result {
+                Classified::One(result) => classified(result),
+                Classified::Several(result) => told(result),
+            });
         }
         if let Some(step) = self.best_step {
             lines.push(("  weights of", format!("step {step}, the best on the validation images")));
@@ -175,7 +178,11 @@ impl Summary {
             let lists = if self.bad_image_lists > 1 { "bad-images*.jsonl" } else { "bad-images.jsonl" };
             lines.push(("bad images", format!("{} replaced, see {lists}", self.bad_images)));
         }
-        let tables = if self.classification.is_some() { ", classes.csv, confusion.csv" } else { "" };
+        let tables = match self.classification {
+            Some(Classified::One(_)) => ", classes.csv, confusion.csv",
+            Some(Classified::Several(_)) => ", classes.csv",
+            None => "",
+        };
         lines.push(("files", format!("metrics.jsonl, summary.json{tables}, plan.toml, checkpoints/latest")));
         let evaluate = format!("autodidact eval knn {}", quoted(&self.run));
         lines.push(("next", if finished { evaluate } else { self.resume_command.clone() }));
@@ -199,6 +206,25 @@ fn classified(result: &Classification) -> Vec<(&'static str, String)> {
         "calibration",
         format!("{} expected error, mean loss {:.4}", percent(result.calibration_error), result.loss),
     ));
+    lines
+}
+
+fn told(result: &MultiLabel) -> Vec<(&'static str, String)> {
+    let percent = |fraction: f64| format!("{:5.1} %", 100.0 * fraction);
+    let classes = result.classes.len();
+    let mut lines = vec![(
+        "mean AP",
+        format!(
+            "{} ({} {} images, {classes} classes, several an image)",
+            percent(result.mean_average_precision),
+            result.images,
+            result.on
+        ),
+    )];
+    lines.push(("  chance", percent(result.chance)));
+    lines.extend(result.mean_auroc.map(|auroc| ("mean AUROC", percent(auroc))));
+    lines.push(("F1", format!("{} over all, {} a class", percent(result.micro_f1), percent(result.macro_f1))));
+    lines.push(("all right", format!("{} of the images, mean loss {:.4}", percent(result.exact_match), result.loss)));
     lines
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::runs::{MAE, Place, SIMCLR};
 
-fn autodidact(words: &[&str]) -> Command {
+pub(crate) fn autodidact(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
     command.args(words).current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
     command
@@ -20,13 +20,13 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn must(words: &[&str]) {
+pub(crate) fn must(words: &[&str]) {
     let output = autodidact(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", said(&output));
 }
 
 /// Runs what cannot work and returns what was said.
-fn refused(words: &[&str], code: i32) -> String {
+pub(crate) fn refused(words: &[&str], code: i32) -> String {
     let output = autodidact(words).output().unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(code), "{words:?}: {text}");
@@ -34,7 +34,7 @@ fn refused(words: &[&str], code: i32) -> String {
     text
 }
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 

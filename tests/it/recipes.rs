@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use autodidact::method::{MicroBatch, Outputs, Progress, RunFacts, Sees};
+use autodidact::method::{Labels, MicroBatch, Outputs, Progress, RunFacts, Sees};
 use autodidact::model::{Noise, Pass, Scope};
 use burn::tensor::{Device, Tensor, TensorData};
 use toml_edit::{Array, DocumentMut, value};
@@ -141,7 +141,12 @@ fn losses_of_micro_batches_add_up() {
         let options = if name == "dinov2" { &options[..] } else { &[] };
         let mut recipe = autodidact::recipe::load(&path, options).unwrap().recipe;
         let classes = ["a", "b", "c"].map(|name| (name.to_owned(), 3)).to_vec();
-        recipe.method.resolve(&RunFacts { images: 1000, steps: 10, steps_per_epoch: 5, classes });
+        recipe.method.resolve(&RunFacts {
+            images: 1000,
+            steps: 10,
+            steps_per_epoch: 5,
+            labels: Labels { classes, several: false },
+        });
         let inputs = recipe.inputs();
         let learner = recipe.method.build(&inputs, &Scope::new(1, &device)).unwrap();
         if learner.sees() == Sees::GlobalBatch {
@@ -167,7 +172,7 @@ fn losses_of_micro_batches_add_up() {
             let rows = (0..inputs.num_views()).flat_map(|view| numbers.iter().map(move |&image| (image, view as u64)));
             let mut pass = Pass::train(Noise { seed: 1, step: 3, rows: rows.collect() });
             let views = views.iter().map(part).collect();
-            let labels = numbers.iter().map(|number| *number as u32 % 3).collect();
+            let labels = numbers.iter().map(|number| vec![*number as u32 % 3]).collect();
             learner.encode(&MicroBatch { progress, images: numbers, labels, views }, &mut pass)
         };
         let outputs = encode(0..images);
