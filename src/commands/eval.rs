@@ -61,7 +61,8 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
             "name labelled images with `eval.test.source=folder eval.test.path=...` and use labelled training images";
         return Err(Failure::message(Kind::Failure, text).hint(hint));
     }
-    let mut summary = Summary { run: path, ..Summary::default() };
+    let init = plan.start().map(|start| start.typed().to_owned());
+    let mut summary = Summary { run: path, init, ..Summary::default() };
     summary.steps = step;
     summary.total_steps = plan.steps;
     pretrain::fill(&mut summary, evaluation);

@@ -424,6 +424,7 @@ fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: Strin
     let batch = plan.recipe.batch.global as u64;
     let (seconds, steps) = if trained.steps > 0 { (trained.seconds, trained.steps) } else { earlier(folder) };
     Summary {
+        init: plan.start().map(|start| start.typed().to_owned()),
         run: folder.to_owned(),
         steps: trained.state.step,
         total_steps: plan.steps,

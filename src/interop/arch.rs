@@ -630,6 +630,7 @@ fn vit_config(vit: &VitArch) -> Result<VitConfig, String> {
         position: vit.position,
         prefix_positions: (vit.prefix_positions != (vit.registers == 0)).then_some(vit.prefix_positions),
         rope_base: vit.rope_base,
+        resize_positions: vit.resize,
         norm_eps: vit.eps,
         ..base.clone()
     };

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::position::Bicubic;
+
 /// The network that is pretrained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -154,6 +156,9 @@ pub struct VitConfig {
     /// Position embedding.
     #[serde(default)]
     pub position: PositionEmbedding,
+    /// How positions are resized for images of another size: `"antialias"` as timm, `"plain"` as MAE, `"offset"` as the code of DINO, iBOT and `DINOv2`.
+    #[serde(default)]
+    pub resize_positions: Bicubic,
     /// Class token and registers have learned positions too (timm: not `no_embed_class`); absent: unless there are registers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_positions: Option<bool>,

@@ -1,5 +1,8 @@
 //! Position embeddings: fixed sine-cosine tables and resizing of learned ones.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 /// Returns MAE's fixed two-dimensional table, row by row, `[height * width, dim]`.
 ///
 /// The first half of a vector encodes the column, the second the row, each as sines then cosines (`util/pos_embed.py` of
@@ -25,14 +28,17 @@ pub fn sincos_table([height, width]: [usize; 2], dim: usize) -> Vec<f32> {
 }
 
 /// How a grid of embeddings is resized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Bicubic {
     /// The kernel widens when shrinking (torch's `antialias=True`, a = -0.5): timm.
+    #[default]
     Antialias,
     /// Plain (a = -0.75, borders repeated): MAE, DINOv2 without offset, Hugging Face.
     Plain,
     /// Plain, with a grid a tenth of a cell larger than it is, as the code of DINO and iBOT has it against rounding down
     /// (`scale_factor = (n + 0.1) / m`); DINOv2's `interpolate_offset = 0.1`.
+    #[serde(rename = "offset")]
     PlainOffset,
 }
 

@@ -98,7 +98,7 @@ impl VitArch {
             num_classes: 0,
             position: config.position,
             rope_base: config.rope_base,
-            resize: Bicubic::Antialias,
+            resize: config.resize_positions,
             init: config.init,
             eps: config.norm_eps,
         };

@@ -28,6 +28,9 @@ pub struct Summary {
     pub first_loss: Option<f32>,
     /// Loss of the last step.
     pub last_loss: Option<f32>,
+    /// Weights that the run started from, if it did not start from drawn ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<String>,
     /// Command of the run.
     #[serde(skip)]
     pub task: &'static str,
@@ -96,13 +99,22 @@ pub struct LinearResult {
     pub untrained_top1: Option<f64>,
 }
 
+/// What a network is called before it was trained.
+fn before(init: Option<&str>) -> (&'static str, String) {
+    match init {
+        None => ("  untrained", "the same network before training".to_owned()),
+        Some(from) => ("  before", format!("the same network as {from} gave it")),
+    }
+}
+
 impl LinearResult {
-    fn lines(&self) -> Vec<(&'static str, String)> {
+    fn lines(&self, init: Option<&str>) -> Vec<(&'static str, String)> {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let of = format!("{} images, trained on {}, C {}", self.queries, self.train, self.c);
         let mut lines = vec![("linear top-1", format!("{} ({of})", percent(self.top1)))];
         if let Some(untrained) = self.untrained_top1 {
-            lines.push(("  untrained", format!("{} (the same network before training)", percent(untrained))));
+            let (label, what) = before(init);
+            lines.push((label, format!("{} ({what})", percent(untrained))));
         }
         lines
     }
@@ -146,10 +158,10 @@ impl Summary {
             lines.push(("  weights of", format!("step {step}, the best on the validation images")));
         }
         if let Some(knn) = &self.knn {
-            lines.extend(knn.lines());
+            lines.extend(knn.lines(self.init.as_deref()));
         }
         if let Some(linear) = &self.linear {
-            lines.extend(linear.lines());
+            lines.extend(linear.lines(self.init.as_deref()));
         }
         if let Some(std) = self.embedding_std {
             let healthy = 1.0 / (self.dim as f64).sqrt();
@@ -229,14 +241,14 @@ fn told(result: &MultiLabel) -> Vec<(&'static str, String)> {
 }
 
 impl KnnResult {
-    fn lines(&self) -> Vec<(&'static str, String)> {
+    fn lines(&self, init: Option<&str>) -> Vec<(&'static str, String)> {
         let percent = |fraction: f64| format!("{:5.1} %", 100.0 * fraction);
         let Self { k, temperature, bank, queries, classes, .. } = self;
         let how = format!("(k {k}, T {temperature}, {queries} images against {bank}, {classes} classes)");
         let mut lines = vec![("kNN top-1", format!("{} {how}", percent(self.top1)))];
         if let Some(untrained) = self.untrained_top1 {
             let gain = 100.0 * (self.top1 - untrained);
-            lines.push(("  untrained", format!("{} ({gain:+.1} points by training)", percent(untrained))));
+            lines.push((before(init).0, format!("{} ({gain:+.1} points by training)", percent(untrained))));
         }
         lines.push(("  chance", percent(self.chance)));
         if *classes > 5 {
