@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value as Json, json};
 
@@ -14,7 +14,7 @@ use crate::backend;
 use crate::cli::{EmbedArgs, ImagesArgs, SplitArg};
 use crate::data::{self, DataConfig, Source, SourceKind, Split};
 use crate::error::{Failure, Kind};
-use crate::eval::{Container, NoFeatures, PART, Parts, StoreError, extract, join, write_npy};
+use crate::eval::{Container, EvalView, NoFeatures, PART, Parts, StoreError, extract, join, write_npy};
 use crate::files::{FileError, write_atomically_with, write_json};
 use crate::interop::Arch;
 use crate::model::{ConfigError, Pass, Pool};
@@ -49,35 +49,60 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
     let source = open(&args.images)?;
     let job = describe(&encoder, source.as_ref(), &chosen.description);
     let parts = Parts::open(&args.output, &job, source.len(), args.force)?;
-    let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part)).collect();
-    if missing.len() < parts.len() {
-        say(&format!("going on: {} of {} parts are there", parts.len() - missing.len(), parts.len()));
-    }
-
-    let bar = ProgressBar::new((missing.len() * PART).min(source.len()) as u64).with_style(
-        ProgressStyle::with_template("embedding {bar:40} {human_pos}/{human_len} images, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    let threads = args.images.threads.map_or_else(pretrain::cores, usize::from);
-    let never = AtomicBool::new(false);
     let build = || -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, ConfigError> {
         let network = encoder.network(&chosen.device)?;
         Ok(Box::new(move |images| network.forward(images, &mut Pass::eval()).pooled))
     };
-    for part in missing {
-        let images = parts.images(part);
-        let extracted = extract(source.as_ref(), &images, encoder.view, &chosen.device, threads, &never, build);
-        let extracted = extracted.map_err(|error| Failure::new(Kind::Usage, error))?.unwrap_or_default();
-        if let Some(at) = extracted.values.iter().position(|value| !value.is_finite()) {
-            let name = source.name(extracted.kept[at / extracted.dim]);
-            let text = format!("feature {} of {name} is {}", at % extracted.dim, extracted.values[at]);
-            return Err(Failure::message(Kind::Failure, text).hint("the weights overflow; use another checkpoint"));
-        }
-        parts.put(part, &extracted)?;
-        bar.inc(images.len() as u64);
-    }
-    bar.finish_and_clear();
+    let work = Work { what: "feature", images: &args.images, view: encoder.view, device: &chosen.device };
+    work.fill(&parts, source.as_ref(), build)?;
     finish(args, container, source.as_ref(), parts, job)
+}
+
+/// How the rows of images are computed, part by part.
+pub(super) struct Work<'a> {
+    /// What a value of a row is.
+    pub(super) what: &'a str,
+    /// Which images.
+    pub(super) images: &'a ImagesArgs,
+    /// How they are prepared.
+    pub(super) view: EvalView,
+    /// What computes.
+    pub(super) device: &'a Device,
+}
+
+impl Work<'_> {
+    /// Computes the parts that are missing.
+    pub(super) fn fill<E: std::error::Error + Send + Sync + 'static>(
+        &self,
+        parts: &Parts,
+        source: &dyn Source,
+        build: impl Fn() -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, E> + Sync,
+    ) -> Result<(), Failure> {
+        let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part)).collect();
+        if missing.len() < parts.len() {
+            say(&format!("going on: {} of {} parts are there", parts.len() - missing.len(), parts.len()));
+        }
+        let bar = ProgressBar::new((missing.len() * PART).min(source.len()) as u64).with_style(
+            ProgressStyle::with_template("computing {bar:40} {human_pos}/{human_len} images, {eta} left")
+                .unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        let threads = self.images.threads.map_or_else(pretrain::cores, usize::from);
+        let never = AtomicBool::new(false);
+        for part in missing {
+            let images = parts.images(part);
+            let extracted = extract(source, &images, self.view, self.device, threads, &never, &build);
+            let extracted = extracted.map_err(|error| Failure::new(Kind::Usage, error))?.unwrap_or_default();
+            if let Some(at) = extracted.values.iter().position(|value| !value.is_finite()) {
+                let name = source.name(extracted.kept[at / extracted.dim]);
+                let text = format!("{} {} of {name} is {}", self.what, at % extracted.dim, extracted.values[at]);
+                return Err(Failure::message(Kind::Failure, text).hint("the weights overflow; use another checkpoint"));
+            }
+            parts.put(part, &extracted)?;
+            bar.inc(images.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
 }
 
 /// Opens the images that a command line names.
@@ -142,6 +167,10 @@ fn finish(args: &EmbedArgs, container: Container, source: &dyn Source, parts: Pa
             if label >= 0 {
                 line["label"] = label.into();
                 line["class"] = class.map_or(Json::Null, |class| class.as_str().into());
+            }
+            if let Some(labels) = source.labels(index).filter(|_| source.is_multi_label()) {
+                let names = labels.iter().map(|&label| source.classes()[label as usize].as_str());
+                line["classes"] = names.collect::<Vec<_>>().into();
             }
             writeln!(file, "{line}").map_err(FileError::at(&images, "write"))?;
         }

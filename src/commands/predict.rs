@@ -1,20 +1,18 @@
 //! `autodidact predict`: the classes of images in a file.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 use burn::tensor::Tensor;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value as Json, json};
 
-use super::embed::open;
-use super::{eval, pretrain, print, say};
+use super::embed::{Work, open};
+use super::{eval, print, say};
 use crate::backend;
 use crate::cli::PredictArgs;
 use crate::data::Source;
 use crate::engine::EngineError;
 use crate::error::{Failure, Kind};
-use crate::eval::{Classification, EvalView, MultiLabel, PART, Part, Parts, extract};
+use crate::eval::{Classification, EvalView, MultiLabel, Part, Parts};
 use crate::files::{FileError, write_atomically_with};
 use crate::method::{Learner, MethodConfig};
 use crate::model::params::Flat;
@@ -126,6 +124,10 @@ pub(super) fn run(args: &PredictArgs) -> Result<(), Failure> {
         let text = "`--threshold` is for networks that tell several labels an image; this one tells one";
         return Err(Failure::message(Kind::Usage, text).hint("use `--top` for more than the most probable class"));
     }
+    if args.top.is_some() && classifier.several {
+        let text = "`--top` is for networks that tell one label an image; this one tells several";
+        return Err(Failure::message(Kind::Usage, text).hint("the file has the probability of each class anyway"));
+    }
     let chosen = backend::choose(args.images.device).map_err(|error| Failure::new(Kind::Usage, error))?;
     if let Some(note) = &chosen.note {
         say(&format!("note: {note}"));
@@ -133,38 +135,17 @@ pub(super) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let source = open(&args.images)?;
     let job = describe(&classifier, source.as_ref(), &chosen.description);
     let parts = Parts::open(&args.output, &job, source.len(), args.force)?;
-    let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part)).collect();
-    if missing.len() < parts.len() {
-        say(&format!("going on: {} of {} parts are there", parts.len() - missing.len(), parts.len()));
-    }
-    let bar = ProgressBar::new((missing.len() * PART).min(source.len()) as u64).with_style(
-        ProgressStyle::with_template("predicting {bar:40} {human_pos}/{human_len} images, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
     let recipe = &classifier.recipe;
     let size = recipe.views.first().map_or(0, |view| view.size);
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
-    let threads = args.images.threads.map_or_else(pretrain::cores, usize::from);
-    let never = AtomicBool::new(false);
     let build = || -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, EngineError> {
         let scope = Scope::new(recipe.seed, &chosen.device);
         let mut learner: Box<dyn Learner> = recipe.method.build(&recipe.inputs(), &scope)?;
         learner.set(&Flat::upload(classifier.weights.clone(), classifier.buffers.clone(), &chosen.device));
         Ok(Box::new(move |images| learner.scores(images, &mut Pass::eval()).expect("a classifier scores classes")))
     };
-    for part in missing {
-        let images = parts.images(part);
-        let extracted =
-            extract(source.as_ref(), &images, view, &chosen.device, threads, &never, build)?.unwrap_or_default();
-        if let Some(at) = extracted.values.iter().position(|value| !value.is_finite()) {
-            let name = source.name(extracted.kept[at / extracted.dim]);
-            let text = format!("the scores of {name} are not finite");
-            return Err(Failure::message(Kind::Failure, text).hint("the weights overflow; use another checkpoint"));
-        }
-        parts.put(part, &extracted)?;
-        bar.inc(images.len() as u64);
-    }
-    bar.finish_and_clear();
+    let work = Work { what: "score", images: &args.images, view, device: &chosen.device };
+    work.fill(&parts, source.as_ref(), build)?;
     finish(args, format, &classifier, source.as_ref(), parts)
 }
 

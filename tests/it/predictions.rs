@@ -111,6 +111,8 @@ fn several_labels_are_learnt_alike_by_any_ranks_and_told() {
     let both = written.lines().filter(|line| line.contains(",\"bright|red, very\",")).count();
     assert!((8..=12).contains(&both), "{both} of 10 images are both\n{written}");
     let all = place.path("all.jsonl");
+    let said = refused(&["predict", text(&place.path("1")), text(&list), "--top", "2", "-o", "x.csv"], 2);
+    assert!(said.contains("tells several"), "{said}");
     must(&["predict", text(&place.path("1")), text(&list), "--threshold", "0", "-o", text(&all)]);
     assert!(lines(&all).iter().all(|line| line["classes"].as_array().unwrap().len() == 2));
 }
