@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use crate::engine::Judged;
 use crate::method::{Labels, RunFacts};
 use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrDecay, LrScaling, Ramp, RampConfig, RampShape, Schedule};
@@ -193,7 +192,7 @@ impl Plan {
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch, labels: data.labels.clone() };
         let mut notes = recipe.method.resolve(&facts);
-        resolve_metric(&mut recipe)?;
+        recipe.resolve_metric()?;
         notes.extend(start.iter().flat_map(|start| start.notes().iter().cloned()));
         if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
             let text = "`backbone.resnet.zero_init_residual` has no effect: `init` brings the scales of all norms";
@@ -317,21 +316,6 @@ fn continued(lr: f64, decay: LrDecay, warmup_steps: u64, steps_per_epoch: u64) -
         text += "; let the rate decay (`schedule.decay=cosine`)";
     }
     text
-}
-
-/// Fills in what evaluations are compared by, or tells why they cannot be.
-fn resolve_metric(recipe: &mut Recipe) -> Result<(), Vec<Problem>> {
-    let several = recipe.method.is_multi_label();
-    let Some(early) = &mut recipe.early_stopping else { return Ok(()) };
-    let by = *early.metric.get_or_insert(if several { Judged::Map } else { Judged::Top1 });
-    let (name, why, other) = match (by, several) {
-        (Judged::Top1, true) => ("top1", "an image may have several labels", "map"),
-        (Judged::Map, false) => ("map", "each image has one label", "top1"),
-        _ => return Ok(()),
-    };
-    let key = "early_stopping.metric";
-    let hint = format!("use \"{other}\" or \"loss\"");
-    Err(vec![Problem::at(key, format!("`{key}` is \"{name}\", but {why}")).hint(hint)])
 }
 
 fn batch_problem(images: usize, global: usize, micro: usize) -> Option<Problem> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::runs::Place;
 
 /// Small; batch norm, drop path none, mixing, erasing, an average.
-const RESNET: &str = r#"
+pub(crate) const RESNET: &str = r#"
 [data]
 source = "sample"
 limit = 120

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::finetune::RESNET;
 use crate::runs::{MAE, Place, Result, SIMCLR, disk};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_autodidact");
@@ -21,7 +22,7 @@ fn mpirun() -> Command {
 
 /// Adds `processes` of one run to a command.
 fn add(command: &mut Command, place: &Place, run: &str, processes: usize, options: &[&str]) {
-    command.args(["-n", &processes.to_string(), PROGRAM, "pretrain"]).arg(place.path("recipe.toml"));
+    command.args(["-n", &processes.to_string(), PROGRAM, place.task()]).arg(place.path("recipe.toml"));
     command.arg("--run-dir").arg(place.path(run)).args(options);
 }
 
@@ -64,6 +65,24 @@ fn bitwise_any_processes_and_threads_and_resumed_across_them() {
             let again = bits(&place, "whole", processes, &["--ranks", "1"]);
             again.assert_same(&whole, &format!("{name}, resumed by {processes} processes"));
         }
+    }
+}
+
+#[test]
+fn fine_tuning_and_its_early_end_are_the_same_in_any_processes() {
+    let _alone = alone();
+    // a rate at which nothing becomes better after the first epochs
+    let recipe = RESNET.replace("steps = 6\nlr = 0.01", "steps = 60\nlr = 1e-9") + "[early_stopping]\npatience = 2\n";
+    let place = Place::new(&recipe);
+    let options = ["data.validation=0.2", "ema.momentum=0", "--ranks", "1"];
+    let whole = place.run("whole", &options);
+    let evaluated = |run: &str| fs::read_to_string(place.path(run).join("evaluations.jsonl")).unwrap();
+    for processes in [2, 3] {
+        let run = processes.to_string();
+        bits(&place, &run, processes, &options).assert_same(&whole, &format!("{processes} processes"));
+        assert_eq!(evaluated(&run), evaluated("whole"));
+        let best = |run: &str| fs::read(place.path(run).join("best.safetensors")).unwrap();
+        assert!(best(&run) == best("whole"));
     }
 }
 

@@ -93,11 +93,15 @@ impl Place {
         self.folder.path().join(name)
     }
 
+    /// The command that trains the recipe.
+    pub(crate) fn task(&self) -> &'static str {
+        let recipe = fs::read(self.path("recipe.toml")).unwrap_or_default();
+        if String::from_utf8_lossy(&recipe).contains("[method.classify]") { "finetune" } else { "pretrain" }
+    }
+
     fn command(&self, run: &str, options: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
-        let recipe = fs::read(self.path("recipe.toml")).unwrap_or_default();
-        let task = if String::from_utf8_lossy(&recipe).contains("[method.classify]") { "finetune" } else { "pretrain" };
-        command.arg(task).arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
+        command.arg(self.task()).arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
         command
     }

@@ -7,7 +7,7 @@ use super::Recipe;
 use super::schema::join;
 use crate::augment::ViewConfig;
 use crate::data::{DataConfig, SourceKind};
-use crate::engine::BatchConfig;
+use crate::engine::{BatchConfig, Judged};
 use crate::eval::EvalConfig;
 use crate::method::Inputs;
 use crate::optim::ParameterRule;
@@ -47,6 +47,24 @@ impl Recipe {
         let mut rules = self.method.rules();
         rules.extend_from_slice(&self.parameters);
         rules
+    }
+
+    /// Fills in what evaluations are compared by, once it is known whether an image may have several labels.
+    ///
+    /// # Errors
+    /// When they cannot be compared by what is asked for.
+    pub fn resolve_metric(&mut self) -> Result<(), Vec<Problem>> {
+        let several = self.method.is_multi_label();
+        let Some(early) = &mut self.early_stopping else { return Ok(()) };
+        let by = *early.metric.get_or_insert(if several { Judged::Map } else { Judged::Top1 });
+        let (name, why, other) = match (by, several) {
+            (Judged::Top1, true) => ("top1", "an image may have several labels", "map"),
+            (Judged::Map, false) => ("map", "each image has one label", "top1"),
+            _ => return Ok(()),
+        };
+        let key = "early_stopping.metric";
+        let hint = format!("use \"{other}\" or \"loss\"");
+        Err(vec![Problem::at(key, format!("`{key}` is \"{name}\", but {why}")).hint(hint)])
     }
 
     /// Returns what a network is built for.
