@@ -12,12 +12,12 @@ use crate::augment::{IMAGENET_MEAN, IMAGENET_STD};
 use crate::backend;
 use crate::checkpoint;
 use crate::cli::{EncoderArgs, PoolArg, Which};
-use crate::engine::EngineError;
+use crate::engine::{self, EngineError};
 use crate::error::{Failure, Kind};
 use crate::eval::EvalView;
-use crate::interop::{self, Arch, Checkpoint, Fate, Found, Hints};
-use crate::model::params::Flat;
-use crate::model::{Backbone, ConfigError, Pool, Scope, Start, Tensors};
+use crate::interop::{self, Arch, Checkpoint, Fate, Found, Head, Hints};
+use crate::model::params::{Entry, Flat};
+use crate::model::{Backbone, ConfigError, Kind as Holds, Pool, Scope, Start, Tensors, merge};
 use crate::ops;
 use crate::recipe;
 
@@ -28,6 +28,8 @@ pub(super) struct Provenance {
     pub(super) folder: PathBuf,
     /// Steps that it was trained for.
     pub(super) step: u64,
+    /// It learnt from labels, by `finetune`.
+    pub(super) supervised: bool,
 }
 
 /// A backbone with its weights.
@@ -37,6 +39,8 @@ pub(super) struct Encoder {
     pub(super) arch: Arch,
     /// Its weights, under its own names.
     pub(super) weights: Arc<Start>,
+    /// Its classifier, if it was trained with one that is used with it.
+    pub(super) head: Option<Head>,
     /// How images are prepared.
     pub(super) view: EvalView,
     /// What it is, in words.
@@ -120,18 +124,39 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
     let mut learner =
         recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &host)).map_err(EngineError::from)?;
     let evaluated = learner.evaluated();
+    let mut head = None;
     let (tensors, step, what) = if args.which == Which::Eval {
-        let (weights, buffers, manifest) =
-            checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
+        // a run that may stop early has its best weights as its result; a checkpoint is asked for as it is
+        let best = match &recipe.early_stopping {
+            Some(early) if !args.checkpoint.join("manifest.json").exists() => engine::best_step(&folder, early)?,
+            _ => None,
+        };
+        let (weights, buffers, step, what) = if let Some(step) = best {
+            let (weights, buffers) = engine::best_weights(&folder, learner.as_ref())?;
+            (weights, buffers, step, ", best evaluation")
+        } else {
+            let (weights, buffers, manifest) =
+                checkpoint::load_for_evaluation(&path, learner.layout()).map_err(EngineError::from)?;
+            (weights, buffers, manifest.step, if recipe.ema.is_some() { ", moving average" } else { "" })
+        };
+        let part = |entry: &Entry| {
+            let values = if entry.kind == Holds::Trained { &weights } else { &buffers };
+            (entry.path.clone(), (entry.shape.clone(), values[entry.range()].to_vec()))
+        };
+        let parts = learner.layout().entries().iter().filter(|entry| entry.path.starts_with("head")).map(part);
+        head = Head::of(&parts.collect(), recipe.method.classes());
         learner.set(&Flat::upload(weights, buffers, &host));
-        let average = if recipe.ema.is_some() { ", moving average" } else { "" };
-        (learner.backbone().tensors().clone(), manifest.step, format!("{evaluated}{average}"))
+        (learner.backbone().tensors().clone(), step, format!("{evaluated}{what}"))
     } else {
         let prefix = if args.which == Which::Student { "backbone." } else { "teacher.backbone." };
         let manifest = checkpoint::verify(&path).map_err(EngineError::from)?;
         let all = checkpoint::read_tensors(&path.join("model.safetensors")).map_err(EngineError::from)?;
+        if args.which == Which::Student {
+            head = Head::of(&all, recipe.method.classes());
+        }
         let own = all.into_iter().filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor)));
-        let own: Tensors = own.collect();
+        let mut own: Tensors = own.collect();
+        merge(&mut own);
         if own.is_empty() {
             let text = format!("{}: `{}` has no teacher", args.checkpoint.display(), recipe.method.name());
             return Err(Failure::message(Kind::Usage, text).hint("leave `--which` out, or use `--which student`"));
@@ -145,8 +170,8 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
     checked(&arch, &tensors, &typed)?;
     let weights = Arc::new(Start::new(tensors).described(&typed, &origin));
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
-    let run = Some(Provenance { folder, step });
-    Ok(Encoder { arch, weights, view, origin, run, notes: Vec::new() })
+    let run = Some(Provenance { folder, step, supervised: recipe.method.is_supervised() });
+    Ok(Encoder { arch, weights, head, view, origin, run, notes: Vec::new() })
 }
 
 /// Checks that tensors are those of a structure, and can be used.
@@ -196,7 +221,7 @@ fn of_file(args: &EncoderArgs) -> Result<Encoder, Failure> {
     let typed = path.display().to_string();
     let origin = format!("{typed} ({})", found.layout());
     let weights = Arc::new(Start::new(tensors).described(&typed, &origin));
-    Ok(Encoder { arch, weights, view, origin, run: None, notes })
+    Ok(Encoder { arch, weights, head: None, view, origin, run: None, notes })
 }
 
 /// The structure for images of three channels, which all are made into.

@@ -18,7 +18,7 @@ use crate::model::{Kind, Pass};
 use crate::ops;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
-use crate::report::EvaluationRecord;
+use crate::report::{EvaluationLog, EvaluationRecord};
 
 /// The weights with the best evaluation, where a run may stop early.
 const BEST: &str = "best.safetensors";
@@ -207,6 +207,15 @@ pub(super) fn keep_best(
     let path = folder.join(BEST);
     let bytes = checkpoint::encode_tensors(&tensors.collect()).map_err(crate::files::FileError::at(&path, "encode"))?;
     Ok(crate::files::write_atomically(&path, &bytes)?)
+}
+
+/// Returns the step of the best evaluation of a run that may stop early, if its weights are there.
+///
+/// # Errors
+/// When the evaluations of the run cannot be read.
+pub fn best_step(folder: &Path, config: &EarlyStoppingConfig) -> Result<Option<u64>, EngineError> {
+    let log = EvaluationLog::open(folder, u64::MAX)?;
+    Ok(judge(config, log.records()).best.filter(|_| folder.join(BEST).exists()))
 }
 
 /// Reads the weights of the best evaluation of a run: trained and untrained values in flat order.

@@ -75,6 +75,11 @@ pub trait Method: Module + Send + 'static {
         Vec::new()
     }
 
+    /// Returns the names of the classes that it scores, in their order; nothing where it scores none.
+    fn classes(_config: &Self::Config) -> &[String] {
+        &[]
+    }
+
     /// Returns what is different for some parameters (no decay, frozen, rates of their own); the recipe's rules come after.
     fn rules(_config: &Self::Config) -> Vec<ParameterRule> {
         Vec::new()
@@ -464,6 +469,14 @@ macro_rules! methods {
             pub fn suits(&self, classes: &[(String, usize)], found: &mut Numbers) {
                 match self {
                     $(Self::$variant(config) => $module::$network::suits(config, classes, found),)*
+                }
+            }
+
+            /// Returns the names of the classes that the method scores, in their order.
+            #[must_use]
+            pub fn classes(&self) -> &[String] {
+                match self {
+                    $(Self::$variant(config) => $module::$network::classes(config),)*
                 }
             }
 
