@@ -50,14 +50,7 @@ pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
         config["image_size"] = json!(vit.image);
         config["layer_norm_eps"] = vit.eps.into();
     }
-    Ok(Exported {
-        weights: Weights::Tensors(tensors),
-        config,
-        preprocessor: None,
-        architecture,
-        python,
-        notes,
-    })
+    Ok(Exported { weights: Weights::Tensors(tensors), config, preprocessor: None, architecture, python, notes })
 }
 
 fn vision_transformer(vit: &VitArch) -> Result<String, Inexpressible> {

@@ -198,6 +198,12 @@ impl Graph {
         self.constants.keys().find(|name| !used.contains(name)).map(|name| format!("nothing uses `{name}`"))
     }
 
+    /// Names of the constants.
+    #[cfg(test)]
+    pub(super) fn constants(&self) -> std::collections::BTreeSet<&str> {
+        self.constants.keys().map(String::as_str).collect()
+    }
+
     /// Number of nodes of each kind.
     #[cfg(test)]
     pub(super) fn kinds(&self) -> BTreeMap<&'static str, usize> {

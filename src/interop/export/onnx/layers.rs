@@ -45,7 +45,8 @@ impl<'a> Builder<'a> {
 
     /// Shape and values of a tensor of the network.
     pub(super) fn tensor(&self, name: &str) -> (&'a [usize], &'a [f32]) {
-        let (shape, values) = self.tensors.get(name).unwrap_or_else(|| panic!("`{name}`: `export` checked the tensors"));
+        let (shape, values) =
+            self.tensors.get(name).unwrap_or_else(|| panic!("`{name}`: `export` checked the tensors"));
         (shape, values)
     }
 

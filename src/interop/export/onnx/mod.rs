@@ -35,8 +35,8 @@ pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
         ("image_size", own.input.size.to_string()),
         ("image_shorter_side", own.input.shorter.to_string()),
         ("image_interpolation", "bicubic".to_owned()),
-        ("image_mean", json!(own.input.mean).to_string()),
-        ("image_std", json!(own.input.std).to_string()),
+        ("image_mean", format!("{:?}", own.input.mean)),
+        ("image_std", format!("{:?}", own.input.std)),
     ];
     if let Some(head) = own.head {
         told.push(("class_names", json!(head.classes()).to_string()));
@@ -84,10 +84,7 @@ fn graph(own: &Own<'_>, tensors: &Tensors) -> (Message, &'static str) {
     (builder.graph.finish(&own.arch.describe(), image, (&value, name, width)), name)
 }
 
-fn network<'a>(
-    own: &Own<'_>,
-    tensors: &'a Tensors,
-) -> (Builder<'a>, graph::Value, [usize; 3], &'static str, usize) {
+fn network<'a>(own: &Own<'_>, tensors: &'a Tensors) -> (Builder<'a>, graph::Value, [usize; 3], &'static str, usize) {
     let mut builder = Builder::new(tensors);
     let side = own.input.size as usize;
     let (features, channels, dim) = match own.arch {

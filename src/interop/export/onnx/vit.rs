@@ -147,8 +147,11 @@ fn pool(builder: &mut Builder<'_>, vit: &VitArch, x: &Value) -> Value {
             let x = if vit.num_prefix() == 0 {
                 x.clone()
             } else {
-                let (start, end, axis) =
-                    (builder.graph.list(&[int(vit.num_prefix())]), builder.graph.list(&[i64::MAX]), builder.graph.list(&[1]));
+                let (start, end, axis) = (
+                    builder.graph.list(&[int(vit.num_prefix())]),
+                    builder.graph.list(&[i64::MAX]),
+                    builder.graph.list(&[1]),
+                );
                 builder.graph.node(at, "Slice", &[x, &start, &end, &axis], &[])
             };
             builder.graph.node(at, "ReduceMean", &[&x], &[("axes", Ints(vec![1])), ("keepdims", Int(0))])
