@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::runs::Place;
 
 /// Small; batch norm, drop path none, mixing, erasing, an average.
-const RESNET: &str = r#"
+pub(crate) const RESNET: &str = r#"
 [data]
 source = "sample"
 limit = 120
@@ -42,7 +42,7 @@ max_test = 64
 every_epochs = 1
 "#;
 
-const VIT: &str = r#"
+pub(crate) const VIT: &str = r#"
 [data]
 source = "sample"
 limit = 120
