@@ -276,7 +276,7 @@ fn an_onnx_file_is_exported_like_any_other() {
     assert!(!other.exists());
 }
 
-/// Tensors of a file of the same names in another.
+/// Bytes of each tensor of a file.
 fn tensors(file: &Path) -> BTreeMap<String, Vec<u8>> {
     let bytes = fs::read(file).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();

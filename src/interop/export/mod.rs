@@ -8,6 +8,8 @@ mod onnx;
 mod timm;
 mod torchvision;
 
+use std::borrow::Cow;
+
 pub use head::Head;
 use serde_json::Value as Json;
 
@@ -130,11 +132,17 @@ impl Own<'_> {
 
     /// The tensors of the backbone; biases of keys that the network leaves out are zero.
     fn tensors(&self) -> Tensors {
-        let mut tensors = self.tensors.clone();
+        self.tensors_here().into_owned()
+    }
+
+    /// The same, not copied where they are as they should be.
+    fn tensors_here(&self) -> Cow<'_, Tensors> {
+        let mut tensors = Cow::Borrowed(self.tensors);
         if let Arch::Vit(vit) = self.arch
             && vit.qkv_bias
             && !vit.key_bias
         {
+            let tensors = tensors.to_mut();
             for (_, (_, values)) in tensors.iter_mut().filter(|(name, _)| name.ends_with("attn.qkv.bias")) {
                 let third = values.len() / 3;
                 values[third..2 * third].fill(0.0);

@@ -92,7 +92,10 @@ impl Graph {
     pub(super) fn weights(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
         assert!(!self.constants.contains_key(name), "`{name}` is there already");
         assert_eq!(shape.iter().product::<usize>(), values.len(), "`{name}`");
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut bytes = Vec::with_capacity(size_of_val(values));
+        for value in values {
+            bytes.extend(value.to_le_bytes());
+        }
         self.constant(name, shape, 1, &bytes)
     }
 
@@ -158,7 +161,8 @@ impl Graph {
     pub(super) fn finish(mut self, network: &str, image: [usize; 3], output: (&Value, &str, usize)) -> Message {
         let (value, name, width) = output;
         self.rename(value, name);
-        let mut graph = Message::default().text(2, network);
+        let size: usize = self.constants.values().map(Message::size).sum();
+        let mut graph = Message::with_capacity(size + (1 << 20)).text(2, network);
         for node in &self.nodes {
             graph = graph.message(1, &node.encode());
         }

@@ -28,7 +28,7 @@ const MOST_WEIGHTS: usize = (1 << 31) - (1 << 24);
 
 pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
     check_size(own.tensors.values().map(|(_, values)| values.len()).sum())?;
-    let tensors = own.tensors();
+    let tensors = own.tensors_here();
     let (graph, output) = graph(own, &tensors);
     let mut told = vec![
         ("architecture", own.arch.describe()),

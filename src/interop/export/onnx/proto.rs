@@ -14,6 +14,16 @@ const FIXED: u64 = 5;
 pub(super) struct Message(Vec<u8>);
 
 impl Message {
+    /// An empty message with room for so many bytes.
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes))
+    }
+
+    /// Returns the number of bytes so far.
+    pub(super) fn size(&self) -> usize {
+        self.0.len()
+    }
+
     /// Adds an `int64`, an `int32` or an enumeration.
     pub(super) fn int(mut self, field: u64, value: i64) -> Self {
         self.key(field, VARINT);

@@ -162,20 +162,14 @@ fn a_file_says_what_it_holds() {
     assert_eq!(file[0], (1, Field::Number(8)), "version of the format");
     assert_eq!(text_of(&file, 2), "autodidact");
     assert_eq!(fields(bytes_of(&file, 8)[0]), [(2, Field::Number(17))]);
-    let told: BTreeMap<&str, &str> = bytes_of(&file, 14)
-        .into_iter()
-        .map(|entry| fields(entry))
-        .map(|entry| (text_of(&entry, 1), text_of(&entry, 2)))
-        .collect();
+    let told: BTreeMap<&str, &str> =
+        bytes_of(&file, 14).into_iter().map(fields).map(|entry| (text_of(&entry, 1), text_of(&entry, 2))).collect();
     assert_eq!(told["class_names"], r#"["a","b","c \"quoted\""]"#);
     assert_eq!((told["image_size"], told["image_mean"]), ("32", "[0.5, 0.4, 0.3]"));
 
     let graph = fields(bytes_of(&file, 7)[0]);
-    let constants: BTreeMap<&str, Vec<(u64, Field<'_>)>> = bytes_of(&graph, 5)
-        .into_iter()
-        .map(|tensor| fields(tensor))
-        .map(|tensor| (text_of(&tensor, 8), tensor))
-        .collect();
+    let constants: BTreeMap<&str, Vec<(u64, Field<'_>)>> =
+        bytes_of(&graph, 5).into_iter().map(fields).map(|tensor| (text_of(&tensor, 8), tensor)).collect();
     let raw = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let norm = &constants["norm.weight"];
     assert_eq!(norm[..2], [(1, Field::Number(16)), (2, Field::Number(1))]);
@@ -202,7 +196,7 @@ fn scales_go_into_the_weights_in_front_of_them() {
     let bytes = model(None, &arch, &tensors);
     let file = fields(&bytes);
     let graph = fields(bytes_of(&file, 7)[0]);
-    let constants = bytes_of(&graph, 5).into_iter().map(|tensor| fields(tensor));
+    let constants = bytes_of(&graph, 5).into_iter().map(fields);
     let bias = constants.into_iter().find(|tensor| text_of(tensor, 8) == "blocks.0.mlp.fc2.bias").unwrap();
     let (bias, own, gamma) =
         (bytes_of(&bias, 9)[0], &tensors["blocks.0.mlp.fc2.bias"].1, &tensors["blocks.0.ls2.gamma"].1);
