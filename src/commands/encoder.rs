@@ -168,6 +168,7 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
     let typed = args.checkpoint.display().to_string();
     let origin = format!("{typed} ({}, {what}, step {step})", recipe.method.name());
     checked(&arch, &tensors, &typed)?;
+    checked_head(head.as_ref(), recipe.method.classes(), &typed)?;
     let weights = Arc::new(Start::new(tensors).described(&typed, &origin));
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
     let run = Some(Provenance { folder, step, supervised: recipe.method.is_supervised() });
@@ -186,6 +187,17 @@ fn checked(arch: &Arch, tensors: &Tensors, typed: &str) -> Result<(), Failure> {
         return fail(format!("`{name}` holds numbers that are not finite; use an earlier checkpoint"));
     }
     Ok(())
+}
+
+/// Checks that a method that scores classes has a head that can be used.
+fn checked_head(head: Option<&Head>, classes: &[String], typed: &str) -> Result<(), Failure> {
+    let fail = |text: String| Err(Failure::message(Kind::Failure, format!("{typed}: {text}")));
+    match head {
+        None if classes.is_empty() => Ok(()),
+        None => fail(format!("it has no `head` for the {} classes of its plan", classes.len())),
+        Some(head) if head.is_finite() => Ok(()),
+        Some(_) => fail("its head holds numbers that are not finite; use an earlier checkpoint".to_owned()),
+    }
 }
 
 /// Reads weights of another program.

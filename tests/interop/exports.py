@@ -77,7 +77,7 @@ CLASSIFIERS = [
     ("dinov2", 32, VIT + "layer_scale = 0.1\n", ["timm", "hf"], "head_std = 0.3\nhead_norm = true", {"torchvision": "LayerScale"}),
     ("dinov2-reg-mean", 32, VIT + 'registers = 3\npool = "mean"\n', ["timm", "hf"], "head_std = 0.3", {"torchvision": "the mean of the patches"}),
     ("dinov3", 32, VIT + 'layer_scale = 0.1\nregisters = 2\nposition = "rope"\n', ["timm"], "head_std = 0.3", {"hf": "a classifier with rotary positions"}),
-    ("resnet18", 64, "[resnet]\ndepth = 18\n", ["timm", "hf", "torchvision"], "head_std = 0.1", {}),
+    ("resnet18", 64, "[resnet]\ndepth = 18\n", ["timm", "hf", "torchvision"], "head_std = 0.03", {}),
     ("resnet50-norm", 64, "[resnet]\ndepth = 50\n", ["timm", "hf", "torchvision"], "head_std = 0.02\nhead_norm = true", {}),
     ("resnet18-cifar", 32, '[resnet]\ndepth = 18\nwidth = 0.5\nstem = "cifar"\n', [], "head_std = 0.02\nhead_norm = true", {"timm": "the 3 x 3 stem"}),
     ("convnext", 64, "[convnext]\ndepths = [1, 1, 2, 1]\ndims = [16, 24, 32, 48]\nlayer_scale = 0.1\n", ["timm", "hf", "torchvision"], "head_std = 0.3", {}),

@@ -47,6 +47,12 @@ impl Head {
         }
     }
 
+    /// Tells whether all its numbers are finite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        self.weight.iter().chain(&self.bias).all(|value| value.is_finite())
+    }
+
     /// Weights, a row a class.
     #[must_use]
     pub fn weight(&self) -> &[f32] {
@@ -124,7 +130,12 @@ mod tests {
         network.retain(|name, _| name.starts_with("head."));
         let head = Head::of(&network, &names).unwrap();
         assert_eq!((head.weight(), head.bias()), (&*network["head.weight"].1, &*network["head.bias"].1));
+        assert!(head.is_finite());
         assert_eq!(Head::of(&network, &names[..1]), None);
+        if let Some((_, bias)) = network.get_mut("head.bias") {
+            bias[1] = f32::NAN;
+        }
+        assert!(!Head::of(&network, &names).unwrap().is_finite());
         assert_eq!(Head::of(&Tensors::new(), &names), None);
     }
 }
