@@ -234,7 +234,7 @@ impl From<SourceArg> for SourceKind {
 /// A backbone, and how images are prepared for it.
 #[derive(Clone, Debug, Args)]
 pub struct EncoderArgs {
-    /// Run folder (its newest checkpoint is used), checkpoint, or weights of another program
+    /// Run folder (its newest checkpoint is used; its best weights where it may stop early), checkpoint, or weights of another program
     #[arg(value_name = "RUN|CHECKPOINT|FILE")]
     pub checkpoint: PathBuf,
     /// Which network of a run: the one that `eval` measures, the student or the teacher as they are
@@ -390,6 +390,8 @@ pub enum FormatArg {
     Torchvision,
     /// The tensors alone, under the names of timm or torchvision
     Safetensors,
+    /// ONNX: network and weights in one file, for ONNX Runtime and others
+    Onnx,
 }
 
 /// Arguments of `export`.
@@ -399,8 +401,9 @@ Examples:
   autodidact export runs/dino --format timm --output dino-vit
   autodidact export runs/dino --format hf --which student --output dino-hf --license cc-by-4.0
   autodidact export dinov2_vits14_pretrain.pth --format hf --output dinov2
+  autodidact export runs/finetune --format onnx --output flowers
 
-The folder has weights, configuration and a README.md whose code loads them. docs/export.md says what each program can express.")]
+A run of `finetune` is exported as a classifier. The folder has weights, configuration and a README.md whose code loads them. docs/export.md says what each program can express.")]
 pub struct ExportArgs {
     /// The backbone.
     #[command(flatten)]
@@ -411,6 +414,9 @@ pub struct ExportArgs {
     /// Folder to write
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
+    /// Leave out the classifier of a run of `finetune`
+    #[arg(long)]
+    pub backbone_only: bool,
     /// Licence that the model card names, such as apache-2.0
     #[arg(long, value_name = "ID", default_value = "unknown")]
     pub license: String,

@@ -15,9 +15,9 @@ use crate::cli::{EncoderArgs, PoolArg, Which};
 use crate::engine::EngineError;
 use crate::error::{Failure, Kind};
 use crate::eval::EvalView;
-use crate::interop::{self, Arch, Checkpoint, Fate, Found, Hints};
-use crate::model::params::Flat;
-use crate::model::{Backbone, ConfigError, Pool, Scope, Start, Tensors};
+use crate::interop::{self, Arch, Checkpoint, Fate, Found, Head, Hints};
+use crate::model::params::{Entry, Flat};
+use crate::model::{Backbone, ConfigError, Kind as Holds, Pool, Scope, Start, Tensors, merge};
 use crate::ops;
 use crate::recipe;
 
@@ -28,6 +28,8 @@ pub(super) struct Provenance {
     pub(super) folder: PathBuf,
     /// Steps that it was trained for.
     pub(super) step: u64,
+    /// It learnt from labels, by `finetune`.
+    pub(super) supervised: bool,
 }
 
 /// A backbone with its weights.
@@ -37,6 +39,8 @@ pub(super) struct Encoder {
     pub(super) arch: Arch,
     /// Its weights, under its own names.
     pub(super) weights: Arc<Start>,
+    /// Its classifier, if it was trained with one that is used with it.
+    pub(super) head: Option<Head>,
     /// How images are prepared.
     pub(super) view: EvalView,
     /// What it is, in words.
@@ -120,16 +124,27 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
     let mut learner =
         recipe.method.build(&recipe.inputs(), &Scope::new(recipe.seed, &host)).map_err(EngineError::from)?;
     let evaluated = learner.evaluated();
+    let mut head = None;
     let (tensors, step, what) = if args.which == Which::Eval {
         let found = eval::result(&args.checkpoint, &folder, &path, &recipe, learner.as_ref())?;
+        let part = |entry: &Entry| {
+            let values = if entry.kind == Holds::Trained { &found.weights } else { &found.buffers };
+            (entry.path.clone(), (entry.shape.clone(), values[entry.range()].to_vec()))
+        };
+        let parts = learner.layout().entries().iter().filter(|entry| entry.path.starts_with("head")).map(part);
+        head = Head::of(&parts.collect(), recipe.method.classes());
         learner.set(&Flat::upload(found.weights, found.buffers, &host));
         (learner.backbone().tensors().clone(), found.step, format!("{evaluated}, {}", found.what))
     } else {
         let prefix = if args.which == Which::Student { "backbone." } else { "teacher.backbone." };
         let manifest = checkpoint::verify(&path).map_err(EngineError::from)?;
         let all = checkpoint::read_tensors(&path.join("model.safetensors")).map_err(EngineError::from)?;
+        if args.which == Which::Student {
+            head = Head::of(&all, recipe.method.classes());
+        }
         let own = all.into_iter().filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor)));
-        let own: Tensors = own.collect();
+        let mut own: Tensors = own.collect();
+        merge(&mut own);
         if own.is_empty() {
             let text = format!("{}: `{}` has no teacher", args.checkpoint.display(), recipe.method.name());
             return Err(Failure::message(Kind::Usage, text).hint("leave `--which` out, or use `--which student`"));
@@ -137,14 +152,16 @@ fn of_run(args: &EncoderArgs) -> Result<Encoder, Failure> {
         let name = if args.which == Which::Student { "student" } else { "teacher" };
         (own, manifest.step, name.to_owned())
     };
+    let head = head.map(|head| head.several(recipe.method.is_multi_label()));
     let size = recipe.views.iter().map(|view| view.size).max().unwrap_or(first);
     let typed = args.checkpoint.display().to_string();
     let origin = format!("{typed} ({}, {what}, step {step})", recipe.method.name());
     checked(&arch, &tensors, &typed)?;
+    checked_head(head.as_ref(), recipe.method.classes(), &typed)?;
     let weights = Arc::new(Start::new(tensors).described(&typed, &origin));
     let view = EvalView { size, mean: recipe.data.mean, std: recipe.data.std };
-    let run = Some(Provenance { folder, step });
-    Ok(Encoder { arch, weights, view, origin, run, notes: Vec::new() })
+    let run = Some(Provenance { folder, step, supervised: recipe.method.is_supervised() });
+    Ok(Encoder { arch, weights, head, view, origin, run, notes: Vec::new() })
 }
 
 /// Checks that tensors are those of a structure, and can be used.
@@ -159,6 +176,17 @@ fn checked(arch: &Arch, tensors: &Tensors, typed: &str) -> Result<(), Failure> {
         return fail(format!("`{name}` holds numbers that are not finite; use an earlier checkpoint"));
     }
     Ok(())
+}
+
+/// Checks that a method that scores classes has a head that can be used.
+fn checked_head(head: Option<&Head>, classes: &[String], typed: &str) -> Result<(), Failure> {
+    let fail = |text: String| Err(Failure::message(Kind::Failure, format!("{typed}: {text}")));
+    match head {
+        None if classes.is_empty() => Ok(()),
+        None => fail(format!("it has no `head` for the {} classes of its plan", classes.len())),
+        Some(head) if head.is_finite() => Ok(()),
+        Some(_) => fail("its head holds numbers that are not finite; use an earlier checkpoint".to_owned()),
+    }
 }
 
 /// Reads weights of another program.
@@ -194,7 +222,7 @@ fn of_file(args: &EncoderArgs) -> Result<Encoder, Failure> {
     let typed = path.display().to_string();
     let origin = format!("{typed} ({})", found.layout());
     let weights = Arc::new(Start::new(tensors).described(&typed, &origin));
-    Ok(Encoder { arch, weights, view, origin, run: None, notes })
+    Ok(Encoder { arch, weights, head: None, view, origin, run: None, notes })
 }
 
 /// The structure for images of three channels, which all are made into.

@@ -13,7 +13,7 @@ use crate::checkpoint;
 use crate::cli::{ExportArgs, FormatArg};
 use crate::error::{Failure, Kind};
 use crate::files::{FileError, sync_folder, write_atomically, write_json};
-use crate::interop::{self, Arch, Exported, Input, Target};
+use crate::interop::{self, Arch, Exported, Input, Target, Weights};
 use crate::model::PositionEmbedding;
 use crate::plan;
 
@@ -23,14 +23,22 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
         FormatArg::Hf => Target::HuggingFace,
         FormatArg::Torchvision => Target::Torchvision,
         FormatArg::Safetensors => Target::Plain,
+        FormatArg::Onnx => Target::Onnx,
     };
     check_output(&args.output, args.force)?;
-    let encoder = Encoder::open(&args.encoder)?;
+    let mut encoder = Encoder::open(&args.encoder)?;
+    if args.backbone_only {
+        encoder.head = None;
+    }
+    if args.encoder.pool.is_some() && encoder.head.is_some() {
+        let text = "`--pool`: the classifier was trained on the features that it has";
+        return Err(Failure::message(Kind::Usage, text).hint("leave it out, or export the features: `--backbone-only`"));
+    }
     for note in &encoder.notes {
         say(&format!("note: {note}"));
     }
     let input = input_of(&encoder, args.encoder.size)?;
-    let exported = interop::export(target, &encoder.arch, encoder.weights.tensors(), &input)
+    let exported = interop::export(target, &encoder.arch, encoder.weights.tensors(), encoder.head.as_ref(), &input)
         .map_err(|error| Failure::new(Kind::Usage, error))?;
     write(args, &encoder, &input, &exported)?;
     print(format_args!("{}: {} ({})", args.output.display(), exported.architecture, encoder.origin))?;
@@ -59,7 +67,8 @@ fn check_output(output: &Path, force: bool) -> Result<(), Failure> {
     if !force {
         return refuse("there is a folder already", "choose another name, or replace it with `--force`");
     }
-    if output.join("config.json").is_file() && output.join("model.safetensors").is_file() {
+    let has = |name: &str| output.join(name).is_file();
+    if has("config.json") && (has("model.safetensors") || has("model.onnx")) {
         return Ok(());
     }
     refuse("`--force` replaces exported folders, and this is none", "remove it yourself, or choose another name")
@@ -98,8 +107,12 @@ fn write(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exporte
     let place = |name: &str| temporary.path().join(name);
     // errors name the folder that was asked for
     let named = |error: FileError| FileError { path: output.join(error.path.file_name().unwrap_or_default()), ..error };
-    let weights = checkpoint::encode_tensors(&exported.tensors)?;
-    write_atomically(&place("model.safetensors"), &weights).map_err(named)?;
+    match &exported.weights {
+        Weights::Tensors(tensors) => {
+            write_atomically(&place("model.safetensors"), &checkpoint::encode_tensors(tensors)?).map_err(named)?;
+        }
+        Weights::Onnx(bytes) => write_atomically(&place("model.onnx"), bytes).map_err(named)?,
+    }
     write_json(&place("config.json"), &exported.config).map_err(named)?;
     if let Some(preprocessor) = &exported.preprocessor {
         write_json(&place("preprocessor_config.json"), preprocessor).map_err(named)?;
@@ -157,13 +170,30 @@ fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported
         FormatArg::Timm => "timm",
         FormatArg::Hf => "transformers",
         FormatArg::Torchvision | FormatArg::Safetensors => "pytorch",
+        FormatArg::Onnx => "onnx",
     };
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     // quoted as JSON, which YAML reads
     let license = Json::from(args.license.as_str());
-    let _ = writeln!(text, "license: {license}\nlibrary_name: {library}\npipeline_tag: image-feature-extraction");
-    let _ = writeln!(text, "tags:\n- self-supervised\n- autodidact\n---\n\n# {name}\n");
+    let (task, tag) = match encoder.head {
+        Some(_) => ("image-classification", ""),
+        None => ("image-feature-extraction", "- self-supervised\n"),
+    };
+    let _ = writeln!(text, "license: {license}\nlibrary_name: {library}\npipeline_tag: {task}");
+    let _ = writeln!(text, "tags:\n{tag}- autodidact\n---\n\n# {name}\n");
     let _ = writeln!(text, "A {}.", encoder.arch.describe());
+    if let Some(head) = &encoder.head {
+        let _ = writeln!(text, "Its {} classes: {}.", head.classes().len(), named_classes(head.classes()));
+        let _ = writeln!(
+            text,
+            "{}",
+            if head.tells_several() {
+                "An image may have several of them, or none: the probability of each is the sigmoid of its score."
+            } else {
+                "An image has one of them: the probabilities are the softmax of the scores."
+            }
+        );
+    }
     let _ = writeln!(text, "Exported by autodidact {} for {}.\n", env!("CARGO_PKG_VERSION"), exported.architecture);
     let _ = writeln!(text, "## Use\n\nIn this folder:\n\n```python\n{}\n```\n", exported.python);
     let _ = writeln!(
@@ -188,7 +218,8 @@ fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported
             let _ = writeln!(text, "| digest of the weights (BLAKE3) | {} |", encoder.weights.digest());
             let _ = writeln!(
                 text,
-                "\n`recipe.toml` beside this file is the whole recipe; `autodidact pretrain recipe.toml` trains it again, to the same bits on the same kind of machine."
+                "\n`recipe.toml` beside this file is the whole recipe; `autodidact {} recipe.toml` trains it again, to the same bits on the same kind of machine.",
+                if run.supervised { "finetune" } else { "pretrain" }
             );
             text += &metrics(&run.folder);
         }
@@ -205,6 +236,15 @@ fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported
     text
 }
 
+/// The names of classes, in the order of the outputs; of many the first.
+fn named_classes(classes: &[String]) -> String {
+    const MOST: usize = 20;
+    let names: Vec<&str> = classes.iter().take(MOST).map(String::as_str).collect();
+    let more = classes.len().saturating_sub(MOST);
+    let end = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{end}", names.join(", "))
+}
+
 /// What the end of the run measured, from its `summary.json`.
 fn metrics(folder: &Path) -> String {
     let summary: Option<Json> =
@@ -216,6 +256,9 @@ fn metrics(folder: &Path) -> String {
         ("nearest neighbours, top 1", percent(&summary["knn"]["top1"])),
         ("the same, untrained network", percent(&summary["knn"]["untrained_top1"])),
         ("linear classifier, top 1", percent(&summary["linear"]["top1"])),
+        ("classification, top 1", percent(&summary["classification"]["top1"])),
+        ("balanced accuracy", percent(&summary["classification"]["balanced_accuracy"])),
+        ("mean average precision", percent(&summary["classification"]["mean_average_precision"])),
         ("RankMe", number(&summary["rankme"])),
         ("loss of the last step", number(&summary["last_loss"])),
     ];

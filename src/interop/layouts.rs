@@ -324,7 +324,7 @@ pub(super) const NAMES: &[Names] = &[
         anchor: "stem.0.weight",
         also: "stages.0.blocks.0.conv_dw.",
         renames: &[("norm_pre.*", "head.norm.$1")],
-        outside: &["head.fc."],
+        outside: &["head.fc.", "head.weight", "head.bias"],
         unlike: CONVNEXT_UNLIKE,
         eps: 1e-6,
     },

@@ -22,7 +22,7 @@ pub use arch::{Arch, Hints};
 pub use checkpoint::{Checkpoint, Format, is_folder_of_weights};
 pub use dtype::Dtype;
 pub use error::ImportError;
-pub use export::{Exported, Inexpressible, Input, Target, export};
+pub use export::{Exported, Head, Inexpressible, Input, Target, Weights, export};
 pub use found::{Fate, Fit, Found, LEAST_MATCHED, Row};
 pub use tensor::Tensor;
 pub use torch::Setting;

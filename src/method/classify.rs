@@ -361,6 +361,10 @@ impl Method for Classify {
         notes
     }
 
+    fn classes(config: &Config) -> &[String] {
+        &config.classes
+    }
+
     fn rules(config: &Config) -> Vec<ParameterRule> {
         if config.train == Train::Linear {
             return Vec::new();

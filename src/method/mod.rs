@@ -75,6 +75,11 @@ pub trait Method: Module + Send + 'static {
         Vec::new()
     }
 
+    /// Returns the names of the classes that it scores, in their order; nothing where it scores none.
+    fn classes(_config: &Self::Config) -> &[String] {
+        &[]
+    }
+
     /// Returns what is different for some parameters (no decay, frozen, rates of their own); the recipe's rules come after.
     fn rules(_config: &Self::Config) -> Vec<ParameterRule> {
         Vec::new()
@@ -480,6 +485,14 @@ macro_rules! methods {
             #[must_use]
             pub fn is_multi_label(&self) -> bool {
                 matches!(self, Self::Classify(config) if config.multi_label == Some(true))
+            }
+
+            /// Returns the names of the classes that the method scores, in their order.
+            #[must_use]
+            pub fn classes(&self) -> &[String] {
+                match self {
+                    $(Self::$variant(config) => $module::$network::classes(config),)*
+                }
             }
 
             /// Fills in what follows from the data; returns what was decided and why.

@@ -52,6 +52,18 @@ impl Rotary {
         Self { cos: table(f64::cos), sin: table(f64::sin) }
     }
 
+    /// Cosines and sines of `prefix` tokens without a place and the patches of a grid, each `[tokens, head / 2]`.
+    ///
+    /// # Panics
+    /// When heads are not a multiple of 4 wide.
+    #[must_use]
+    pub fn tables(prefix: usize, grid: [usize; 2], head: usize, base: f64) -> (Vec<f32>, Vec<f32>) {
+        let mut turns = vec![0.0; prefix * (head / 2)];
+        turns.extend(angles(grid, head, base));
+        let table = |f: fn(f64) -> f64| turns.iter().map(|&angle| f(angle) as f32).collect();
+        (table(f64::cos), table(f64::sin))
+    }
+
     /// Turns queries and keys.
     ///
     /// # Shapes

@@ -1,13 +1,15 @@
-"""Exports small networks of each family and compares what timm, transformers and torchvision make of them with `autodidact embed`.
+"""Exports small networks of each family and compares what timm, transformers, torchvision and ONNX Runtime make of them with `autodidact embed`.
 
     python tests/interop/exports.py [--binary target/debug/autodidact] [--only NAME]
 
-needs torch, timm, transformers, torchvision, safetensors, numpy and pillow. Every network is trained for a few steps, so that no tensor is what it was drawn as; then
-`embed` writes the features of eight images, `export` a folder, and the code in the folder's README.md computes the same features. Networks that a library made
-go the other way: `embed` reads its weights. Exit code 1 when a difference is larger than 1e-5.
+needs torch, timm, transformers, torchvision, onnx, onnxruntime, safetensors, numpy and pillow. Every network is trained for a few steps, so that no tensor is what it was
+drawn as; then `embed` writes the features of eight images, `export` a folder, and the code in the folder's README.md computes the same features, or the scores that the
+head in the checkpoint gives them. ONNX files go through `onnx.checker`, and run with one, three and eight images at a time. Networks that a library made go the other way:
+`embed` reads its weights. Exit code 1 when a difference is larger than 1e-5.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -21,6 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 warnings.filterwarnings("ignore")
 
 import numpy as np
+import onnx
 import torch
 from PIL import Image
 
@@ -55,6 +58,30 @@ FAMILIES = [
     ("convnext", 64, "[convnext]\ndepths = [1, 1, 2, 1]\ndims = [16, 24, 32, 48]\nlayer_scale = 0.1\n", ["timm", "hf", "torchvision"], "simclr"),
     ("convnext-patch2", 32, "[convnext]\ndepths = [1, 1, 2, 1]\ndims = [16, 16, 32, 48]\npatch = 2\nkernel = 5\nlayer_scale = 0.1\n", ["timm"], "simclr"),
     ("convnext-patch1", 32, "[convnext]\ndepths = [1, 1, 2, 1]\ndims = [16, 24, 32, 48]\npatch = 1\nlayer_scale = 0\n", ["timm", "hf"], "simclr"),
+    # what only ONNX expresses
+    ("vit-geglu", 32, VIT + 'mlp = "geglu"\nqk_norm = true\npre_norm = true\nregisters = 2\nlayer_scale = 0.1\nnorm_eps = 1e-12\n', [], "simclr"),
+    ("dinov3-qk-norm", 32, VIT + 'position = "rope"\nmlp = "geglu"\nqk_norm = true\nclass_token = false\npool = "mean"\nfc_norm = true\nrope_base = 20\n', [], "simclr"),
+    ("vit-mae-mean", 32, VIT + 'position = "sincos"\npool = "mean"\nregisters = 1\nprefix_positions = true\nqkv_bias = false\nmlp = "swiglu"\n', [], "mae"),
+    ("convnext-patch8", 64, "[convnext]\ndepths = [1, 2, 1, 1]\ndims = [8, 12, 16, 24]\npatch = 8\nkernel = 3\nlayer_scale = 0.1\n", [], "simclr"),
+    ("convnext-odd", 44, "[convnext]\ndepths = [1, 1, 1, 1]\ndims = [16, 24, 32, 48]\nkernel = 7\nlayer_scale = 0.1\n", [], "simclr"),
+    ("resnet18-cifar", 32, '[resnet]\ndepth = 18\nwidth = 0.5\nstem = "cifar"\n', [], "simclr"),
+]
+
+# classifiers: name, size of the images, `[backbone]` table, formats, `[method.classify]` and other tables, programs that refuse and their words
+CLASSIFIERS = [
+    ("vit", 32, VIT, ["timm", "hf", "torchvision"], "head_std = 0.3", {}),
+    ("vit-mean", 32, VIT + 'pool = "mean"\n', ["timm", "hf"], "head_std = 0.3\n[ema]\nmomentum = 0.5", {"torchvision": "the mean of the patches"}),
+    ("vit-linear", 32, VIT, ["timm", "hf", "torchvision"], 'train = "linear"', {}),
+    ("vit-lora", 32, VIT, ["timm", "hf", "torchvision"], "head_norm = true\nlora = { rank = 4 }", {}),
+    ("vit-no-class", 32, VIT + 'pool = "mean"\nclass_token = false\nfc_norm = true\n', ["timm"], "head_std = 0.3", {"hf": "without class token"}),
+    ("dinov2", 32, VIT + "layer_scale = 0.1\n", ["timm", "hf"], "head_std = 0.3\nhead_norm = true", {"torchvision": "LayerScale"}),
+    ("dinov2-reg-mean", 32, VIT + 'registers = 3\npool = "mean"\n', ["timm", "hf"], "head_std = 0.3", {"torchvision": "the mean of the patches"}),
+    ("dinov3", 32, VIT + 'layer_scale = 0.1\nregisters = 2\nposition = "rope"\n', ["timm"], "head_std = 0.3", {"hf": "a classifier with rotary positions"}),
+    ("resnet18", 64, "[resnet]\ndepth = 18\n", ["timm", "hf", "torchvision"], "head_std = 0.03", {}),
+    ("resnet50-norm", 64, "[resnet]\ndepth = 50\n", ["timm", "hf", "torchvision"], "head_std = 0.02\nhead_norm = true", {}),
+    ("resnet18-cifar", 32, '[resnet]\ndepth = 18\nwidth = 0.5\nstem = "cifar"\n', [], "head_std = 0.02\nhead_norm = true", {"timm": "the 3 x 3 stem"}),
+    ("convnext", 64, "[convnext]\ndepths = [1, 1, 2, 1]\ndims = [16, 24, 32, 48]\nlayer_scale = 0.1\n", ["timm", "hf", "torchvision"], "head_std = 0.3", {}),
+    ("convnext-early", 32, "[convnext]\ndepths = [1, 1, 1, 1]\ndims = [16, 24, 32, 48]\npatch = 1\nlayer_scale = 0\n", ["timm", "hf"], "head_norm = true\n[early_stopping]\npatience = 1\nevery_epochs = 0.25", {"torchvision": "patches of 1 px"}),
 ]
 
 # what cannot be expressed: name, table, format, words of the refusal
@@ -85,6 +112,27 @@ warmup_epochs = 0
 momentum = 0.5
 [eval]
 skip = true
+"""
+FINETUNE = """
+[data]
+source = "sample"
+limit = 64
+{validation}
+[[views]]
+size = {size}
+[backbone.{backbone}
+[batch]
+global = 16
+micro = 8
+[optimizer.adamw]
+[schedule]
+steps = 4
+lr = 0.003
+warmup_epochs = 0
+[eval.test]
+source = "sample"
+[method.classify]
+{options}
 """
 OPTIONS = {
     "simclr": "hidden = 16\nout = 8",
@@ -120,7 +168,7 @@ def pictures(folder, size):
     return (pixels - mean[:, None, None]) / std[:, None, None]
 
 
-def of_card(folder, images):
+def of_card(folder, images, target=None, output="features", batch=None):
     """Runs the code of the model card."""
     code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL).group(1)
     names, before = {}, os.getcwd()
@@ -128,7 +176,9 @@ def of_card(folder, images):
     try:
         with torch.no_grad():
             exec(compile(code, str(folder / "README.md"), "exec"), names)
-            return names["features"](images).numpy()
+            if target == "onnx":
+                return np.concatenate([names[output](part.numpy()) for part in images.split(batch or len(images))])
+            return names[output](images).numpy()
     finally:
         os.chdir(before)
 
@@ -138,7 +188,7 @@ def compare(rows, name, target, ours, theirs):
     error = float(np.abs(ours - theirs).max()) if same else float("inf")
     scale = float(np.abs(ours).max())
     rows.append((name, target, error, scale, error <= LIMIT))
-    print(f"{name:<16} {target:<19} {error:9.2e}  {scale:8.3f}  {'ok' if error <= LIMIT else 'FAILED'}", flush=True)
+    print(f"{name:<26} {target:<19} {error:9.2e}  {scale:8.3f}  {'ok' if error <= LIMIT else 'FAILED'}", flush=True)
 
 
 def prepared(folder, target, paths):
@@ -199,12 +249,118 @@ def ours(binary, rows, work, only):
                     print(f"{name:<18} {target} read back by embed: other bits, {np.abs(again - expected).max():.2e}")
                 elif target == "hf":
                     compare(rows, name, "hf read back", expected, again)
+        onnx_of(binary, rows, name, place, run, images, features)
+        if name in ("dinov3-swiglu", "convnext"):  # of another size than they were trained with
+            other = pictures(place / "others", 2 * size)
+            expected = embed(binary, place, run, place / "others", "--size", 2 * size)
+            onnx_of(binary, rows, name, place, run, other, expected, "--size", 2 * size)
         folder = place / "plain"
         must(binary, "export", run, "--format", "safetensors", "--output", folder)
         again = embed(binary, place, folder, place / "images")
         if not np.array_equal(again, features):
             rows.append((name, "safetensors", float("inf"), 0.0, False))
             print(f"{name:<18} safetensors read back by embed: other bits, {np.abs(again - features).max():.2e}")
+
+
+def onnx_of(binary, rows, name, place, run, images, expected, *options, output="features"):
+    """Exports to ONNX, checks the file, and runs it with batches of different sizes."""
+    folder = place / f"onnx-{output}{images.shape[-1]}"
+    must(binary, "export", run, "--format", "onnx", "--output", folder, *options)
+    model = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    [port] = model.graph.output
+    sides = [side.dim_param or side.dim_value for side in port.type.tensor_type.shape.dim]
+    if port.name != output or sides != ["batch", expected.shape[1]]:
+        raise RuntimeError(f"{name}: {port}")
+    for batch in (1, 3, 8):
+        compare(rows, name, f"onnx, {batch} at once", expected, of_card(folder, images, "onnx", output, batch))
+    return model
+
+
+def scores_of_checkpoint(run, features):
+    """Scores of the classes, from the head as the run has it, in float64."""
+    from safetensors.numpy import load_file
+
+    best = run / "best.safetensors"
+    checkpoint = run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()
+    average = checkpoint / "ema.safetensors"
+    file = best if best.exists() else average if average.exists() else checkpoint / "model.safetensors"
+    tensors = {name: tensor.astype(np.float64) for name, tensor in load_file(file).items() if name.startswith("head")}
+    if "head_norm.running_mean" in tensors:
+        features = (features - tensors["head_norm.running_mean"]) / np.sqrt(tensors["head_norm.running_var"] + 1e-5)
+    return features @ tensors["head.weight"].T + tensors["head.bias"]
+
+
+def classifiers(binary, rows, work, only):
+    """Runs of `finetune`, exported with their heads."""
+    for name, size, table, formats, options, refused in CLASSIFIERS:
+        label = f"{name} (classes)"
+        if only and only != label:
+            continue
+        place = work / label
+        place.mkdir()
+        images = pictures(place / "images", size)
+        run = place / "run"
+        head, rest = table.split("\n", 1)
+        validation = "validation = 0.5" if "early_stopping" in options else ""
+        text = FINETUNE.format(size=size, backbone=head.lstrip("[") + "\n" + rest, options=options, validation=validation)
+        (place / "recipe.toml").write_text(text)
+        must(binary, "finetune", place / "recipe.toml", "--run-dir", run, "--device", "cpu")
+        features = embed(binary, place, run, place / "images")
+        expected = scores_of_checkpoint(run, features)
+        # our own scores: the accuracy that the run measured
+        tests = embed(binary, place, run, "sample", "--split", "test")
+        labels = np.load(place / "features.labels.npy")
+        measured = json.loads((run / "summary.json").read_text())["classification"]
+        accuracy = float((scores_of_checkpoint(run, tests).argmax(1) == labels).mean())
+        good = abs(accuracy - measured["top1"]) < 1e-9 and measured["images"] == len(labels)
+        rows.append((label, "accuracy", 0.0, 0.0, good))
+        if not good:
+            print(f"{label}: accuracy {accuracy} here, {measured['top1']} in the run")
+        for target in formats:
+            folder = place / target
+            must(binary, "export", run, "--format", target, "--output", folder)
+            compare(rows, label, target, expected, of_card(folder, images, target, "logits"))
+            names = class_names(folder, target)
+            again = embed(binary, place, folder, place / "images")
+            compare(rows, label, f"{target} read back", features, again)
+            must(binary, "export", run, "--format", target, "--backbone-only", "--output", place / f"{target}-features")
+            compare(rows, label, f"{target} features", features, of_card(place / f"{target}-features", images))
+            if names != json.loads((folder / "config.json").read_text()).get("label_names", names) or len(names) != expected.shape[1]:
+                raise RuntimeError(f"{label}, {target}: classes {names}")
+        model = onnx_of(binary, rows, label, place, run, images, expected, output="logits")
+        told = {entry.key: entry.value for entry in model.metadata_props}
+        if len(json.loads(told["class_names"])) != expected.shape[1]:
+            raise RuntimeError(f"{label}: {told}")
+        must(binary, "export", run, "--format", "safetensors", "--output", place / "plain")
+        from safetensors.numpy import load_file
+
+        state = load_file(place / "plain" / "model.safetensors")
+        compare(rows, label, "safetensors", expected, features @ state["head.weight"].T + state["head.bias"])
+        again = embed(binary, place, place / "plain", place / "images")
+        if not np.array_equal(again, features):
+            raise RuntimeError(f"{label}: safetensors read back: {np.abs(again - features).max():.2e}")
+        for target, words in refused.items():
+            code, _, err = call(binary, "export", run, "--format", target, "--output", place / f"no-{target}")
+            good = code == 2 and words in err and "hint: " in err
+            rows.append((label, target, 0.0, 0.0, good))
+            print(f"{label:<26} {target:<19} {'refused' if good else 'FAILED: ' + err.strip()}")
+
+
+def class_names(folder, target):
+    """Names of the classes as the library has them, in the order of its scores."""
+    if target == "hf":
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder)
+        assert config.label2id == {name: index for index, name in config.id2label.items()}
+        return [config.id2label[index] for index in range(config.num_labels)]
+    if target == "timm":
+        import timm
+
+        model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+        return list(model.pretrained_cfg["label_names"])
+    return json.loads((folder / "config.json").read_text())["label_names"]
 
 
 def refusals(binary, rows, work):
@@ -216,7 +372,7 @@ def refusals(binary, rows, work):
             code, _, err = call(binary, "export", run, "--format", target, "--output", place / target)
             good = code == 2 and words in err and "hint: " in err and not (place / target).exists()
             rows.append((name, target, 0.0, 0.0, good))
-            print(f"{name:<16} {target:<19} {'refused' if good else 'FAILED: ' + err.strip()}")
+            print(f"{name:<26} {target:<19} {'refused' if good else 'FAILED: ' + err.strip()}")
         # the road that is left, as docs/export.md has it: torchvision's network with another beginning
         import torchvision
         from safetensors.torch import load_file
@@ -288,6 +444,7 @@ def theirs(binary, rows, work, only):
                 expected = model(images)
         features = embed(binary, place, source, place / "images", "--size", size, *options)
         compare(rows, name, "read", features, expected.numpy())
+        onnx_of(binary, rows, name, place, source, images, features, "--size", size, *options)
         for target in ["timm", "hf"]:
             folder = place / f"to-{target}"
             code, _, err = call(binary, "export", source, "--format", target, "--output", folder, "--size", size, *options)
@@ -307,10 +464,11 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    print(f"{'network':<16} {'target':<19} {'max diff':>9}  {'max |x|':>8}")
+    print(f"{'network':<26} {'target':<19} {'max diff':>9}  {'max |x|':>8}")
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
         ours(args.binary, rows, work, args.only)
+        classifiers(args.binary, rows, work, args.only)
         theirs(args.binary, rows, work, args.only)
         if not args.only:
             refusals(args.binary, rows, work)

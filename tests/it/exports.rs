@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::finetune;
 use crate::runs::{MAE, Place, SIMCLR};
 
 pub(crate) fn autodidact(words: &[&str]) -> Command {
@@ -184,15 +185,18 @@ fn a_damaged_part_is_named_and_a_disk_that_is_full_leaves_nothing_half_written()
     must(&words);
     assert!(output.exists());
 
-    let folder = place.path("exported");
-    let words = ["export", text(&run), "--format", "safetensors", "--output", text(&folder)];
-    let before: Vec<PathBuf> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let full = limited(&words);
-    assert_eq!(full.status.code(), Some(1), "{}", said(&full));
-    assert!(said(&full).contains("exported/model.safetensors: cannot write: "), "{}", said(&full));
-    let after: Vec<PathBuf> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(after.len(), before.len(), "nothing is left: {after:?}");
-    must(&words);
+    for (format, file) in [("safetensors", "model.safetensors"), ("onnx", "model.onnx")] {
+        let folder = place.path("exported");
+        let words = ["export", text(&run), "--format", format, "--output", text(&folder)];
+        let before: Vec<PathBuf> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let full = limited(&words);
+        assert_eq!(full.status.code(), Some(1), "{}", said(&full));
+        assert!(said(&full).contains(&format!("exported/{file}: cannot write: ")), "{}", said(&full));
+        let after: Vec<PathBuf> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(after.len(), before.len(), "nothing is left: {after:?}");
+        must(&words);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
 
 #[test]
@@ -246,6 +250,125 @@ fn an_export_is_a_whole_folder_that_is_replaced_only_when_asked_for() {
     must(&["embed", text(&folder), "sample", "--output", text(&mean), "--pool", "mean"]);
     assert_eq!(npy(&mean).0, npy(&own).0);
     assert!(npy(&mean).1 != npy(&own).1);
+}
+
+#[test]
+fn an_onnx_file_is_exported_like_any_other() {
+    let place = Place::new(MAE);
+    place.run("run", &["schedule.steps=1", "schedule.warmup_epochs=0"]);
+    let (run, folder) = (place.path("run"), place.path("exported"));
+    let words = ["export", text(&run), "--format", "onnx", "--output", text(&folder)];
+    must(&words);
+    let files = contents(&folder);
+    let names: Vec<_> = files.keys().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["README.md", "config.json", "model.onnx", "recipe.toml"]);
+    // version 8 of the format, by this program
+    assert!(files[&folder.join("model.onnx")].starts_with(b"\x08\x08\x12\x0aautodidact"));
+    let card = String::from_utf8(files[&folder.join("README.md")].clone()).unwrap();
+    for words in ["library_name: onnx", "onnxruntime.InferenceSession(\"model.onnx\"", "def features(images)"] {
+        assert!(card.contains(words), "{words:?} is not in\n{card}");
+    }
+    must(&[&words[..], &["--force"]].concat());
+    assert_eq!(contents(&folder), files, "the same bytes again");
+    let other = place.path("larger");
+    let words = ["export", text(&run), "--format", "onnx", "--size", "32", "--output", text(&other)];
+    assert!(refused(&words, 2).contains("its positions are for images of 16 px"));
+    assert!(!other.exists());
+}
+
+/// Bytes of each tensor of a file.
+fn tensors(file: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(file).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect()
+}
+
+#[test]
+fn a_fine_tuned_run_is_exported_with_its_classes() {
+    let lora = "lora = { rank = 4 }\n";
+    let place = Place::new(&finetune::VIT.replace("layer_decay = 0.7\nhead_epochs = 1\n", lora));
+    place.run("run", &["schedule.steps=3"]);
+    let run = place.path("run");
+    let export = |name: &str, format: &str, more: &[&str]| {
+        let folder = place.path(name);
+        must(&[&["export", text(&run), "--format", format, "--output", text(&folder)], more].concat());
+        folder
+    };
+    // adapters are in the weights, whichever network is asked for
+    let merged = tensors(&run.join("merged.safetensors"));
+    for which in ["eval", "student"] {
+        let own = tensors(&export(which, "safetensors", &["--which", which]).join("model.safetensors"));
+        assert_eq!(own.len(), merged.len());
+        for (name, values) in own {
+            let path = if name.starts_with("head.") { name.clone() } else { format!("backbone.{name}") };
+            assert!(merged[&path] == values, "{which}: {name}");
+        }
+    }
+    let timm = export("timm", "timm", &[]);
+    let config: Value = serde_json::from_slice(&fs::read(timm.join("config.json")).unwrap()).unwrap();
+    let classes = config["label_names"].as_array().unwrap();
+    assert!(classes.len() > 1 && config["num_classes"] == classes.len(), "{config}");
+    assert_eq!(tensors(&timm.join("model.safetensors"))["head.bias"], merged["head.bias"]);
+    let card = fs::read_to_string(timm.join("README.md")).unwrap();
+    let first = format!("Its {} classes: {}, ", classes.len(), classes[0].as_str().unwrap());
+    for words in [
+        "pipeline_tag: image-classification",
+        "def logits(images)",
+        "`autodidact finetune recipe.toml`",
+        "| classification, top 1 | ",
+        &first,
+    ] {
+        assert!(card.contains(words), "{words:?} is not in\n{card}");
+    }
+    assert!(!card.contains("- self-supervised"), "{card}");
+    // its features are read like any others
+    let (own, back) = (place.path("own.npy"), place.path("back.npy"));
+    must(&["embed", text(&run), "sample", "--output", text(&own)]);
+    must(&["embed", text(&timm), "sample", "--output", text(&back)]);
+    assert!(npy(&own).1 == npy(&back).1);
+
+    let backbone = export("backbone", "timm", &["--backbone-only", "--pool", "mean"]);
+    let config: Value = serde_json::from_slice(&fs::read(backbone.join("config.json")).unwrap()).unwrap();
+    assert_eq!((&config["num_classes"], config.get("label_names")), (&0.into(), None));
+    assert!(!tensors(&backbone.join("model.safetensors")).contains_key("head.weight"));
+    let card = fs::read_to_string(backbone.join("README.md")).unwrap();
+    assert!(card.contains("pipeline_tag: image-feature-extraction") && card.contains("def features(images)"), "{card}");
+
+    let out = place.path("out");
+    let words = ["export", text(&run), "--format", "timm", "--output", text(&out)];
+    let pool = refused(&[&words[..], &["--pool", "mean"]].concat(), 2);
+    assert!(
+        pool.contains("the classifier was trained on the features that it has") && pool.contains("hint: "),
+        "{pool}"
+    );
+    let teacher = refused(&[&words[..], &["--which", "teacher"]].concat(), 2);
+    assert!(teacher.contains("`classify` has no teacher"), "{teacher}");
+    assert!(!out.exists());
+    let onnx = fs::read(export("onnx", "onnx", &[]).join("model.onnx")).unwrap();
+    let has = |words: &str| onnx.windows(words.len()).any(|part| part == words.as_bytes());
+    assert!(has("logits") && has("class_names") && !has("features"));
+}
+
+#[test]
+fn the_best_weights_of_a_run_that_may_stop_early_are_exported() {
+    let recipe = finetune::RESNET.replace("steps = 6\nlr = 0.01", "steps = 60\nlr = 1e-9");
+    let place = Place::new(&(recipe + "[early_stopping]\npatience = 1\n"));
+    place.run("run", &["data.validation=0.2", "ema.momentum=0"]);
+    let run = place.path("run");
+    let latest = fs::read_to_string(run.join("checkpoints/latest")).unwrap();
+    let checkpoint = run.join("checkpoints").join(latest.trim());
+    let summary: Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let best = tensors(&run.join("best.safetensors"));
+    for (name, from, is_best) in [("of-run", &run, true), ("of-checkpoint", &checkpoint, false)] {
+        let folder = place.path(name);
+        must(&["export", text(from), "--format", "safetensors", "--backbone-only", "--output", text(&folder)]);
+        let own = tensors(&folder.join("model.safetensors"));
+        let same = own.iter().all(|(name, values)| best[&format!("backbone.{name}")] == *values);
+        assert_eq!(same, is_best, "{name}");
+        let card = fs::read_to_string(folder.join("README.md")).unwrap();
+        assert_eq!(card.contains(&format!("| steps | {} |", summary["best_step"])), is_best, "{card}");
+        assert_eq!(card.contains("best evaluation"), is_best, "{card}");
+    }
 }
 
 #[test]

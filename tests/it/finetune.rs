@@ -42,7 +42,7 @@ max_test = 64
 every_epochs = 1
 "#;
 
-const VIT: &str = r#"
+pub(crate) const VIT: &str = r#"
 [data]
 source = "sample"
 limit = 120

@@ -110,6 +110,11 @@ fn several_labels_are_learnt_alike_by_any_ranks_and_told() {
     assert_eq!(written.lines().next(), Some("path,classes,bright,\"red, very\",error"));
     let both = written.lines().filter(|line| line.contains(",\"bright|red, very\",")).count();
     assert!((8..=12).contains(&both), "{both} of 10 images are both\n{written}");
+    // another program is told that they are several
+    let exported = place.path("onnx");
+    must(&["export", text(&place.path("1")), "--format", "onnx", "-o", text(&exported)]);
+    let card = fs::read_to_string(exported.join("README.md")).unwrap();
+    assert!(card.contains("the sigmoid of its score") && card.contains("| mean average precision |"), "{card}");
     let all = place.path("all.jsonl");
     let said = refused(&["predict", text(&place.path("1")), text(&list), "--top", "2", "-o", "x.csv"], 2);
     assert!(said.contains("tells several"), "{said}");

@@ -4,7 +4,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{Exported, Inexpressible, Own, rows};
+use super::{Exported, Head, Inexpressible, Own, Weights, rows};
 use crate::interop::arch::Arch;
 use crate::model::{ConvNextArch, MlpKind, Pool, PositionEmbedding, ResNetArch, ResidualKind, Stem, Tensors, VitArch};
 
@@ -19,16 +19,20 @@ struct Network {
     class: &'static str,
     config: Json,
     tensors: Tensors,
+    /// Python: features, or the scores of the classes, of `images`.
     features: String,
     notes: Vec<String>,
 }
 
 pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
-    let network = match own.arch {
-        Arch::Vit(vit) => vision_transformer(vit, own.tensors())?,
+    let mut network = match own.arch {
+        Arch::Vit(vit) => vision_transformer(vit, own.tensors(), own.head.is_some())?,
         Arch::ResNet(net) => resnet(net, own.tensors())?,
         Arch::ConvNext(net) => convnext(net, own.tensors())?,
     };
+    if let Some(head) = own.head {
+        network = classifier(network, head, own.arch)?;
+    }
     let Network { class, mut config, tensors, features, notes } = network;
     config["architectures"] = json!([class]);
     // transformers 5 writes `dtype`, 4 `torch_dtype`; both read either
@@ -48,14 +52,55 @@ pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
         "image_mean": input.mean,
         "image_std": input.std,
     });
+    let (auto, output) = match own.head {
+        Some(_) => ("AutoModelForImageClassification", "logits"),
+        None => ("AutoModel", "features"),
+    };
     let python = format!(
-        "from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained(\".\").eval()\n\n\n\
-         def features(images):\n    return {features}"
+        "from transformers import {auto}\n\nmodel = {auto}.from_pretrained(\".\").eval()\n\n\n\
+         def {output}(images):\n    return {features}"
     );
-    Ok(Exported { tensors, config, preprocessor: Some(preprocessor), architecture: class.to_owned(), python, notes })
+    let (weights, preprocessor) = (Weights::Tensors(tensors), Some(preprocessor));
+    Ok(Exported { weights, config, preprocessor, architecture: class.to_owned(), python, notes })
 }
 
-fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpressible> {
+/// Puts a head on a network.
+fn classifier(network: Network, head: &Head, arch: &Arch) -> Result<Network, Inexpressible> {
+    let (class, place, layer) = match network.class {
+        "ViTModel" => ("ViTForImageClassification", "vit", "classifier"),
+        "Dinov2Model" => ("Dinov2ForImageClassification", "dinov2", "classifier"),
+        "Dinov2WithRegistersModel" => {
+            ("Dinov2WithRegistersForImageClassification", "dinov2_with_registers", "classifier")
+        }
+        "ResNetModel" => ("ResNetForImageClassification", "resnet", "classifier.1"),
+        "ConvNextModel" => ("ConvNextForImageClassification", "convnext", "classifier"),
+        _ => {
+            let instead = "use `--format timm`, or `--backbone-only` for the features";
+            return Err(cannot("a classifier with rotary positions", "its DINOv3 has none", instead));
+        }
+    };
+    let mut tensors: Tensors =
+        network.tensors.into_iter().map(|(name, tensor)| (format!("{place}.{name}"), tensor)).collect();
+    let mut notes = network.notes;
+    match arch {
+        // its classifiers see the class token and the mean of the patches, side by side
+        Arch::Vit(vit) if place.starts_with("dinov2") => {
+            head.doubled(vit.pool == Pool::Class).put(&mut tensors, layer);
+            let other = if vit.pool == Pool::Class { "mean of the patches" } else { "class token" };
+            notes.push(format!("its classifier sees the {other}, too, with weights of zero"));
+        }
+        _ => head.put(&mut tensors, layer),
+    }
+    let mut config = network.config;
+    let names = || head.classes().iter().enumerate();
+    config["id2label"] = names().map(|(id, name)| (id.to_string(), Json::from(name.as_str()))).collect();
+    config["label2id"] = names().map(|(id, name)| (name.clone(), Json::from(id))).collect();
+    let kind = if head.tells_several() { "multi_label_classification" } else { "single_label_classification" };
+    config["problem_type"] = kind.into();
+    Ok(Network { class, config, tensors, features: "model(pixel_values=images).logits".to_owned(), notes })
+}
+
+fn vision_transformer(vit: &VitArch, tensors: Tensors, classifies: bool) -> Result<Network, Inexpressible> {
     let has = [
         (!vit.class_token, "a network without class token", "its vision transformers have one"),
         (vit.qk_norm, "norms of queries and keys", "its vision transformers have none"),
@@ -67,7 +112,13 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
     }
     let mut network = if vit.position == PositionEmbedding::Rope {
         dinov3(vit, tensors)
-    } else if vit.registers > 0 || vit.layer_scale.is_some() || vit.mlp != MlpKind::Gelu || !vit.prefix_positions {
+    } else if vit.registers > 0
+        || vit.layer_scale.is_some()
+        || vit.mlp != MlpKind::Gelu
+        || !vit.prefix_positions
+        // the classifier of `ViT` sees the class token alone
+        || (classifies && vit.pool == Pool::Mean)
+    {
         dinov2(vit, tensors)?
     } else {
         vit_model(vit, tensors)
@@ -78,7 +129,11 @@ fn vision_transformer(vit: &VitArch, tensors: Tensors) -> Result<Network, Inexpr
     };
     // no key of theirs, but our reader and others look for it
     network.config["global_pool"] = if vit.pool == Pool::Class { "token" } else { "avg" }.into();
-    if vit.pool == Pool::Mean {
+    if !classifies && network.class == "ViTModel" {
+        let note = "`pooler_output` comes from a layer that was never trained here: use `last_hidden_state`, as below";
+        network.notes.push(note.to_owned());
+    }
+    if !classifies && vit.pool == Pool::Mean {
         network.notes.push("features are the mean of the patches, not `pooler_output`".to_owned());
     }
     Ok(network)
@@ -115,8 +170,7 @@ fn vit_model(vit: &VitArch, tensors: Tensors) -> Network {
     config["model_type"] = "vit".into();
     config["intermediate_size"] = vit.hidden.into();
     config["qkv_bias"] = vit.qkv_bias.into();
-    let note = "`pooler_output` comes from a layer that was never trained here: use `last_hidden_state`, as below";
-    Network { class: "ViTModel", config, tensors: out, features: String::new(), notes: vec![note.to_owned()] }
+    Network { class: "ViTModel", config, tensors: out, features: String::new(), notes: Vec::new() }
 }
 
 /// `DINOv2`, with or without registers: what it has and the network has not is filled with what changes nothing.

@@ -30,10 +30,30 @@ fn tensors(arch: &Arch) -> Tensors {
     arch.tensors().into_iter().map(tensor).collect()
 }
 
+fn tensors_of(exported: &Exported) -> &Tensors {
+    match &exported.weights {
+        Weights::Tensors(tensors) => tensors,
+        Weights::Onnx(_) => panic!("an ONNX file has no tensors of its own"),
+    }
+}
+
+/// A classifier of three classes behind a norm.
+fn head(arch: &Arch) -> Head {
+    let dim = Own { arch, tensors: &Tensors::new(), head: None, input: &INPUT }.dim();
+    let tensor = |name: &str, shape: &[usize]| {
+        let values = (0..shape.iter().product::<usize>()).map(|value| 1.0 + (value % 7) as f32 / 8.0);
+        (name.to_owned(), (shape.to_vec(), values.collect()))
+    };
+    let network =
+        [("weight", &[3, dim][..]), ("bias", &[3])].map(|(leaf, shape)| tensor(&format!("head.{leaf}"), shape));
+    let norm = ["mean", "var"].map(|leaf| tensor(&format!("head_norm.running_{leaf}"), &[dim]));
+    Head::of(&network.into_iter().chain(norm).collect(), &["a", "b", "c"].map(str::to_owned)).unwrap()
+}
+
 /// Writes an export and reads it with our own reader.
 fn read_back(exported: &Exported) -> (Arch, Tensors) {
     let folder = tempfile::tempdir().unwrap();
-    let weights = checkpoint::encode_tensors(&exported.tensors).unwrap();
+    let weights = checkpoint::encode_tensors(tensors_of(exported)).unwrap();
     fs::write(folder.path().join("model.safetensors"), weights).unwrap();
     fs::write(folder.path().join("config.json"), exported.config.to_string()).unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -86,14 +106,28 @@ fn our_own_reader_gets_the_same_bits_back() {
         let arch = arch(&text);
         let tensors = tensors(&arch);
         for (target, letter) in TARGETS.into_iter().zip(["t", "h", "v", "p"]) {
-            match export(target, &arch, &tensors, &INPUT) {
-                Ok(exported) => {
-                    assert!(can.contains(letter), "{target:?} takes {text}");
-                    let (again, loaded) = read_back(&exported);
-                    assert_eq!(bits(&loaded), bits(&tensors), "{target:?}: {text}");
-                    assert_same(&again, &arch, &format!("{target:?}: {text}"));
+            let head = head(&arch);
+            for head in [None, Some(&head)] {
+                match export(target, &arch, &tensors, head, &INPUT) {
+                    Ok(exported) => {
+                        assert!(can.contains(letter), "{target:?} takes {text}");
+                        let (again, loaded) = read_back(&exported);
+                        // the mean of `ViT`'s patches is classified by DINOv2, which has a LayerScale
+                        if exported.architecture == "Dinov2ForImageClassification"
+                            && !tensors.contains_key("blocks.0.ls1.gamma")
+                        {
+                            continue;
+                        }
+                        assert_eq!(bits(&loaded), bits(&tensors), "{target:?}: {text}");
+                        assert_same(&again, &arch, &format!("{target:?}: {text}"));
+                    }
+                    Err(error) => {
+                        assert!(
+                            !can.contains(letter) || error.to_string().contains("a classifier with"),
+                            "{text}: {error}"
+                        );
+                    }
                 }
-                Err(error) => assert!(!can.contains(letter), "{text}: {error}"),
             }
         }
     }
@@ -158,7 +192,7 @@ fn what_cannot_be_expressed_is_refused_in_a_sentence_with_a_way_out() {
     ];
     for (target, text, words) in cases {
         let arch = arch(&text);
-        let error = export(target, &arch, &tensors(&arch), &INPUT).expect_err(&text).to_string();
+        let error = export(target, &arch, &tensors(&arch), None, &INPUT).expect_err(&text).to_string();
         let (problem, hint) = error.split_once("\nhint: ").unwrap();
         assert!(problem.contains(" cannot express ") && problem.contains(words), "{error}");
         assert!(problem.contains(": ") && hint.starts_with("use ") && !hint.contains('\n'), "{error}");
@@ -170,18 +204,72 @@ fn what_changes_nothing_fills_what_is_not_there() {
     let text = format!("{VIT}registers = 2\nprefix_positions = true");
     let arch = arch(&text);
     let own = tensors(&arch);
-    let exported = export(Target::HuggingFace, &arch, &own, &INPUT).unwrap();
+    let exported = export(Target::HuggingFace, &arch, &own, None, &INPUT).unwrap();
     assert_eq!(exported.architecture, "Dinov2WithRegistersModel");
-    let scale = &exported.tensors["encoder.layer.1.layer_scale2.lambda1"];
+    let scale = &tensors_of(&exported)["encoder.layer.1.layer_scale2.lambda1"];
     assert_eq!(scale, &(vec![16], vec![1.0; 16]));
     // positions of registers are added to them; that of the class token stays
     let (_, positions) = &own["pos_embed"];
     let (_, registers) = &own["reg_token"];
     let sums: Vec<f32> = registers.iter().zip(&positions[16..48]).map(|(a, b)| a + b).collect();
-    assert_eq!(exported.tensors["embeddings.register_tokens"], (vec![1, 2, 16], sums));
+    assert_eq!(tensors_of(&exported)["embeddings.register_tokens"], (vec![1, 2, 16], sums));
     let mut expected = positions[..16].to_vec();
     expected.extend(&positions[48..]);
-    assert_eq!(exported.tensors["embeddings.position_embeddings"], (vec![1, 17, 16], expected));
+    assert_eq!(tensors_of(&exported)["embeddings.position_embeddings"], (vec![1, 17, 16], expected));
+}
+
+#[test]
+fn a_classifier_is_put_where_each_program_has_it() {
+    let vit = arch(VIT);
+    let mean = arch(&format!("{VIT}pool = \"mean\""));
+    let resnet = arch("[resnet]\ndepth = 18");
+    let convnext = arch("[convnext]\ndepths = [1, 2, 1, 1]\ndims = [4, 6, 8, 12]");
+    let cases = [
+        (Target::Timm, &vit, "head"),
+        (Target::Timm, &resnet, "fc"),
+        (Target::Timm, &convnext, "head.fc"),
+        (Target::HuggingFace, &vit, "classifier"),
+        (Target::HuggingFace, &resnet, "classifier.1"),
+        (Target::HuggingFace, &convnext, "classifier"),
+        (Target::Torchvision, &vit, "heads.head"),
+        (Target::Torchvision, &resnet, "fc"),
+        (Target::Torchvision, &convnext, "classifier.2"),
+        (Target::Plain, &vit, "head"),
+        (Target::Plain, &resnet, "head"),
+        (Target::Plain, &convnext, "head"),
+    ];
+    for (target, arch, layer) in cases {
+        let head = head(arch);
+        let exported = export(target, arch, &tensors(arch), Some(&head), &INPUT).unwrap();
+        let own = tensors_of(&exported);
+        assert_eq!(own[&format!("{layer}.weight")].1, head.weight(), "{target:?}: {layer}");
+        assert_eq!(own[&format!("{layer}.bias")], (vec![3], head.bias().to_vec()));
+        assert!(exported.python.contains("def logits("), "{}", exported.python);
+        let names = if target == Target::HuggingFace {
+            serde_json::json!(["a", "b", "c"].map(|name| exported.config["label2id"][name].clone()))
+        } else {
+            exported.config["label_names"].clone()
+        };
+        let expected = if target == Target::HuggingFace {
+            serde_json::json!([0, 1, 2])
+        } else {
+            serde_json::json!(["a", "b", "c"])
+        };
+        assert_eq!(names, expected, "{target:?}");
+    }
+    // the mean of the patches is the second half of what DINOv2's classifier sees
+    let head = head(&mean);
+    let exported = export(Target::HuggingFace, &mean, &tensors(&mean), Some(&head), &INPUT).unwrap();
+    assert_eq!(exported.architecture, "Dinov2ForImageClassification");
+    assert_eq!(tensors_of(&exported)["classifier.weight"], (vec![3, 32], head.doubled(false).weight().to_vec()));
+    assert!(tensors_of(&exported).contains_key("dinov2.layernorm.weight"));
+    let rotary = arch(&format!("{VIT}position = \"rope\""));
+    let error = export(Target::HuggingFace, &rotary, &tensors(&rotary), Some(&head), &INPUT).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "transformers cannot express a classifier with rotary positions: its DINOv3 has none\n\
+         hint: use `--format timm`, or `--backbone-only` for the features"
+    );
 }
 
 #[test]

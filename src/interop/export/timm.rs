@@ -4,7 +4,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{Exported, Inexpressible, Input, Own, ratio};
+use super::{Exported, Inexpressible, Own, Weights, ratio};
 use crate::interop::arch::Arch;
 use crate::model::{ConvNextArch, MlpKind, Pool, PositionEmbedding, ResNetArch, ResidualKind, Stem, Tensors, VitArch};
 
@@ -30,8 +30,20 @@ pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
         "num_features": features,
         "global_pool": pool,
         "model_args": args,
-        "pretrained_cfg": pretrained_cfg(own.input),
+        "pretrained_cfg": pretrained_cfg(own),
     });
+    let mut output = "features";
+    if let Some(head) = own.head {
+        let name = match own.arch {
+            Arch::Vit(_) => "head",
+            Arch::ResNet(_) => "fc",
+            Arch::ConvNext(_) => "head.fc",
+        };
+        head.put(&mut tensors, name);
+        config["num_classes"] = head.classes().len().into();
+        config["label_names"] = head.classes().into();
+        output = "logits";
+    }
     if let Arch::Vit(vit) = own.arch {
         // for readers that cannot tell it from the architecture
         config["layer_norm_eps"] = vit.eps.into();
@@ -39,21 +51,23 @@ pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
             config["rope_theta"] = vit.rope_base.into();
         }
     }
-    let python = "import timm\n\n\
-                  model = timm.create_model(\"local-dir:.\", pretrained=True).eval()\n\n\n\
-                  def features(images):\n    return model(images)";
+    let python = format!(
+        "import timm\n\nmodel = timm.create_model(\"local-dir:.\", pretrained=True).eval()\n\n\n\
+         def {output}(images):\n    return model(images)"
+    );
     Ok(Exported {
-        tensors,
+        weights: Weights::Tensors(tensors),
         config,
         preprocessor: None,
         architecture: architecture.to_owned(),
-        python: python.to_owned(),
+        python,
         notes: Vec::new(),
     })
 }
 
 /// What timm knows of the images.
-pub(super) fn pretrained_cfg(input: &Input) -> Json {
+pub(super) fn pretrained_cfg(own: &Own<'_>) -> Json {
+    let input = own.input;
     json!({
         "input_size": [3, input.size, input.size],
         "mean": input.mean,
@@ -61,7 +75,7 @@ pub(super) fn pretrained_cfg(input: &Input) -> Json {
         "interpolation": "bicubic",
         "crop_pct": f64::from(input.size) / f64::from(input.shorter),
         "crop_mode": "center",
-        "num_classes": 0,
+        "num_classes": own.head.map_or(0, |head| head.classes().len()),
     })
 }
 

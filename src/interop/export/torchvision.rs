@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Exported, Inexpressible, Own, python_list};
+use super::{Exported, Inexpressible, Own, Weights, python_list};
 use crate::interop::arch::Arch;
 use crate::model::{ConvNextArch, MlpKind, Pool, PositionEmbedding, ResNetArch, ResidualKind, Stem, Tensors, VitArch};
 
@@ -12,45 +12,45 @@ fn cannot(what: impl Into<String>, why: impl Into<String>) -> Inexpressible {
 }
 
 pub(super) fn export(own: &Own<'_>) -> Result<Exported, Inexpressible> {
-    let (builder, head, rename): (String, &str, fn(&str) -> String) = match own.arch {
-        Arch::Vit(vit) => (vision_transformer(vit)?, "heads", vit_name),
-        Arch::ResNet(net) => (resnet(net)?, "fc", str::to_owned),
-        Arch::ConvNext(net) => (convnext(net)?, "classifier[2]", convnext_name),
+    // constructor and its arguments; the classifier in Python and in the state dict
+    let (constructor, arguments, head, rename): (_, _, [&str; 2], fn(&str) -> String) = match own.arch {
+        Arch::Vit(vit) => ("VisionTransformer", vision_transformer(vit)?, ["heads", "heads.head"], vit_name),
+        Arch::ResNet(net) => ("ResNet", resnet(net)?, ["fc", "fc"], str::to_owned),
+        Arch::ConvNext(net) => ("ConvNeXt", convnext(net)?, ["classifier[2]", "classifier.2"], convnext_name),
     };
+    let architecture = format!("torchvision.models.{constructor}");
+    let classes = own.head.map_or_else(String::new, |head| format!("    num_classes={},\n", head.classes().len()));
+    let builder = format!("{architecture}(\n    {arguments},\n{classes})");
     let renamed = own.tensors().into_iter().map(|(name, (shape, values))| {
         let name = rename(&name);
         let shape = if name.ends_with("layer_scale") { vec![shape[0], 1, 1] } else { shape };
         (name, (shape, values))
     });
-    let tensors: Tensors = renamed.collect();
-    let architecture = match own.arch {
-        Arch::Vit(_) => "torchvision.models.VisionTransformer",
-        Arch::ResNet(_) => "torchvision.models.ResNet",
-        Arch::ConvNext(_) => "torchvision.models.ConvNeXt",
-    };
-    let python = format!(
-        "import functools\n\nimport torch\nimport torchvision\nfrom safetensors.torch import load_file\n\n\
-         model = {builder}\nmodel.{head} = torch.nn.Identity()\nmodel.load_state_dict(load_file(\"model.safetensors\"))\nmodel.eval()\n\n\n\
-         def features(images):\n    return model(images)"
-    );
+    let mut tensors: Tensors = renamed.collect();
     let mut config = json!({
         "architecture": architecture,
         "builder": builder,
-        "pretrained_cfg": super::timm::pretrained_cfg(own.input),
+        "pretrained_cfg": super::timm::pretrained_cfg(own),
     });
+    let (output, behind, notes) = if let Some(classifier) = own.head {
+        classifier.put(&mut tensors, head[1]);
+        config["label_names"] = classifier.classes().into();
+        ("logits", String::new(), Vec::new())
+    } else {
+        let note = "the state dict has no classifier: the code below replaces it by the identity";
+        ("features", format!("model.{} = torch.nn.Identity()\n", head[0]), vec![note.to_owned()])
+    };
+    let python = format!(
+        "import functools\n\nimport torch\nimport torchvision\nfrom safetensors.torch import load_file\n\n\
+         model = {builder}\n{behind}model.load_state_dict(load_file(\"model.safetensors\"))\nmodel.eval()\n\n\n\
+         def {output}(images):\n    return model(images)"
+    );
     if let Arch::Vit(vit) = own.arch {
         config["num_heads"] = vit.heads.into();
         config["image_size"] = json!(vit.image);
         config["layer_norm_eps"] = vit.eps.into();
     }
-    Ok(Exported {
-        tensors,
-        config,
-        preprocessor: None,
-        architecture: architecture.to_owned(),
-        python,
-        notes: vec!["the state dict has no classifier: the code below replaces it by the identity".to_owned()],
-    })
+    Ok(Exported { weights: Weights::Tensors(tensors), config, preprocessor: None, architecture, python, notes })
 }
 
 fn vision_transformer(vit: &VitArch) -> Result<String, Inexpressible> {
@@ -72,8 +72,8 @@ fn vision_transformer(vit: &VitArch) -> Result<String, Inexpressible> {
         return Err(cannot(what, why));
     }
     Ok(format!(
-        "torchvision.models.VisionTransformer(\n    image_size={}, patch_size={}, num_layers={}, num_heads={}, hidden_dim={}, mlp_dim={},\n    \
-         norm_layer=functools.partial(torch.nn.LayerNorm, eps={:e}),\n)",
+        "image_size={}, patch_size={}, num_layers={}, num_heads={}, hidden_dim={}, mlp_dim={},\n    \
+         norm_layer=functools.partial(torch.nn.LayerNorm, eps={:e})",
         vit.image[0], vit.patch, vit.depth, vit.heads, vit.dim, vit.hidden, vit.eps
     ))
 }
@@ -127,7 +127,7 @@ fn resnet(net: &ResNetArch) -> Result<String, Inexpressible> {
         ResidualKind::Basic => "BasicBlock",
         ResidualKind::Bottleneck => "Bottleneck",
     };
-    Ok(format!("torchvision.models.ResNet(torchvision.models.resnet.{block}, {})", python_list(&net.layers)))
+    Ok(format!("torchvision.models.resnet.{block}, {}", python_list(&net.layers)))
 }
 
 fn convnext(net: &ConvNextArch) -> Result<String, Inexpressible> {
@@ -150,7 +150,7 @@ fn convnext(net: &ConvNextArch) -> Result<String, Inexpressible> {
         format!("torchvision.models.convnext.CNBlockConfig({}, {next}, {depth})", net.dims[stage])
     });
     let stages: Vec<String> = stages.collect();
-    Ok(format!("torchvision.models.ConvNeXt([\n    {},\n])", stages.join(",\n    ")))
+    Ok(format!("[\n        {},\n    ]", stages.join(",\n        ")))
 }
 
 /// <https://github.com/pytorch/vision/blob/main/torchvision/models/convnext.py>
