@@ -3,6 +3,8 @@
 //! Precision, recall and F1 as scikit-learn's with `zero_division = 0`; expected calibration error of Guo et al., 2017,
 //! <https://arxiv.org/abs/1706.04599>, equation 3, with 15 bins of the largest probability, open at the lower end.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::accuracy::{chance, top_k_accuracy};
@@ -36,9 +38,9 @@ pub struct Classification {
     /// Each class.
     #[serde(skip)]
     pub classes: Vec<ClassResult>,
-    /// Images of each class (rows) by the class answered (columns), row by row.
+    /// Images of each pair of a class and the class answered, where there are any: of a million classes most pairs have none.
     #[serde(skip)]
-    pub confusion: Vec<usize>,
+    pub confusion: BTreeMap<(usize, usize), usize>,
 }
 
 /// How a classifier did.
@@ -78,7 +80,7 @@ impl Classification {
         let images = labels.len() as f64;
         let scores: Vec<f64> =
             (0..labels.len()).flat_map(|row| logits.row(row).iter().map(|&s| f64::from(s))).collect();
-        let mut confusion = vec![0usize; classes * classes];
+        let mut confusion = BTreeMap::new();
         let mut bins = [(0usize, 0usize, 0.0f64); BINS]; // images, right ones, sum of confidences
         let mut loss = 0.0;
         for (row, &label) in scores.chunks_exact(classes).zip(labels) {
@@ -86,7 +88,7 @@ impl Classification {
             let answer = row.iter().position(|&score| score == largest).expect("finite scores have a largest");
             let sum: f64 = row.iter().map(|score| (score - largest).exp()).sum();
             loss += sum.ln() + largest - row[label as usize];
-            confusion[label as usize * classes + answer] += 1;
+            *confusion.entry((label as usize, answer)).or_insert(0usize) += 1;
             let confidence = 1.0 / sum;
             let bin = ((confidence * BINS as f64).ceil() as usize).clamp(1, BINS) - 1;
             bins[bin].0 += 1;
@@ -94,11 +96,16 @@ impl Classification {
             bins[bin].2 += confidence;
         }
         let gaps = bins.iter().map(|&(_, right, confidence)| (right as f64 - confidence).abs());
-        let per_class: Vec<ClassResult> = (0..classes).map(|class| class_result(&confusion, classes, class)).collect();
-        let answered = |class: usize| (0..classes).any(|of| confusion[of * classes + class] > 0);
+        let mut counts = vec![Counts::default(); classes];
+        for (&(class, answer), &images) in &confusion {
+            counts[class].images += images;
+            counts[answer].answers += images;
+            counts[class].right += if class == answer { images } else { 0 };
+        }
+        let per_class: Vec<ClassResult> = counts.iter().map(Counts::result).collect();
         let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let recalls = per_class.iter().filter(|class| class.images > 0).map(|class| class.recall).collect();
-        let seen = per_class.iter().enumerate().filter(|(index, class)| class.images > 0 || answered(*index));
+        let seen = per_class.iter().enumerate().filter(|(index, class)| class.images > 0 || counts[*index].answers > 0);
         Ok(Self {
             on,
             images: labels.len(),
@@ -115,14 +122,22 @@ impl Classification {
     }
 }
 
-fn class_result(confusion: &[usize], classes: usize, class: usize) -> ClassResult {
-    let right = confusion[class * classes + class];
-    let images: usize = confusion[class * classes..(class + 1) * classes].iter().sum();
-    let answers: usize = (0..classes).map(|of| confusion[of * classes + class]).sum();
-    let share = |of: usize| if of == 0 { 0.0 } else { right as f64 / of as f64 };
-    let both = images + answers;
-    let f1 = if both == 0 { 0.0 } else { 2.0 * right as f64 / both as f64 };
-    ClassResult { images, precision: share(answers), recall: share(images), f1 }
+/// What is counted of one class.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    images: usize,
+    answers: usize,
+    right: usize,
+}
+
+impl Counts {
+    fn result(&self) -> ClassResult {
+        let Self { images, answers, right } = *self;
+        let share = |of: usize| if of == 0 { 0.0 } else { right as f64 / of as f64 };
+        let both = images + answers;
+        let f1 = if both == 0 { 0.0 } else { 2.0 * right as f64 / both as f64 };
+        ClassResult { images, precision: share(answers), recall: share(images), f1 }
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +168,7 @@ mod tests {
             close(class.recall, recall);
             close(class.f1, f1);
         }
-        assert_eq!(result.confusion.iter().sum::<usize>(), rows);
+        assert_eq!(result.confusion.values().sum::<usize>(), rows);
         assert_eq!(result.classes[5].images, 0);
     }
 
@@ -170,6 +185,16 @@ mod tests {
         // sure of the wrong class
         let wrong = Classification::of("test", vec![50.0, 0.0], 2, &[1]).unwrap();
         assert!((wrong.calibration_error - 1.0).abs() < 1e-9 && (wrong.loss - 50.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_hundred_thousand_classes_need_no_square_of_them() {
+        let classes = 100_000;
+        let mut logits = vec![0.0; 2 * classes];
+        logits[classes - 1] = 1.0;
+        let result = Classification::of("test", logits, classes, &[classes as u32 - 1, 7]).unwrap();
+        assert_eq!((result.top1, result.confusion.len()), (0.5, 2));
+        assert_eq!((result.classes[classes - 1].recall, result.classes[7].recall), (1.0, 0.0));
     }
 
     #[test]

@@ -145,12 +145,24 @@ fn write_classes(folder: &Path, names: &[String], result: &Classification) -> Re
     write_atomically(&folder.join("classes.csv"), classes.as_bytes())
 }
 
+/// A matrix of more classes than this is a list of its pairs instead: it would be nothing but zeros.
+const MATRIX: usize = 1000;
+
 fn write_confusion(folder: &Path, names: &[String], result: &Classification) -> Result<(), FileError> {
     let header: Vec<String> = names.iter().map(|name| csv_field(name)).collect();
-    let mut confusion = format!("class \\ answer,{}\n", header.join(","));
-    for (name, row) in header.iter().zip(result.confusion.chunks_exact(names.len().max(1))) {
-        let row: Vec<String> = row.iter().map(ToString::to_string).collect();
-        let _ = writeln!(confusion, "{name},{}", row.join(","));
+    let mut confusion = String::new();
+    if names.len() <= MATRIX {
+        let _ = writeln!(confusion, "class \\ answer,{}", header.join(","));
+        for (class, name) in header.iter().enumerate() {
+            let of = |answer: usize| result.confusion.get(&(class, answer)).copied().unwrap_or(0).to_string();
+            let row: Vec<String> = (0..names.len()).map(of).collect();
+            let _ = writeln!(confusion, "{name},{}", row.join(","));
+        }
+    } else {
+        confusion += "class,answer,images\n";
+        for (&(class, answer), images) in &result.confusion {
+            let _ = writeln!(confusion, "{},{},{images}", header[class], header[answer]);
+        }
     }
     write_atomically(&folder.join("confusion.csv"), confusion.as_bytes())
 }
