@@ -26,7 +26,7 @@ Examples:
   autodidact checkpoint inspect dinov2_vits14_pretrain.pth
   autodidact embed runs/simclr ~/pictures --output features.npy
   autodidact predict runs/finetune ~/pictures --output predictions.csv
-  autodidact export runs/simclr --format timm --output exported
+  autodidact export runs/mae --format timm --output exported
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted before a checkpoint."
 )]

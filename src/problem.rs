@@ -91,7 +91,7 @@ pub(crate) fn plural(count: impl fmt::Display, noun: &str) -> String {
     let count = count.to_string();
     let ending = match count.as_str() {
         "1" => "",
-        _ if noun.ends_with("ch") => "es",
+        _ if noun.ends_with("ch") || noun.ends_with('s') => "es",
         _ => "s",
     };
     format!("{count} {noun}{ending}")

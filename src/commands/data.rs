@@ -37,6 +37,10 @@ fn table(kind: SourceKind, args: &InspectArgs) -> DataConfig {
 pub(super) fn guess(path: &Path) -> Result<SourceKind, Failure> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(folder_kind(path)),
+        Ok(_) if is_image(path) => {
+            let text = format!("{}: an image, not a list of images", path.display());
+            Err(Failure::message(Kind::Usage, text).hint("give its folder, or a text file with its name in a line"))
+        }
         Ok(_) => Ok(SourceKind::List),
         Err(_) if path.as_os_str() == "sample" => Ok(SourceKind::Sample),
         Err(error) => {
@@ -44,6 +48,14 @@ pub(super) fn guess(path: &Path) -> Result<SourceKind, Failure> {
             Err(failure.hint("give a folder, a list file, or `sample` for the images inside this program"))
         }
     }
+}
+
+/// Tells by its first bytes whether a file is an image.
+fn is_image(path: &Path) -> bool {
+    image::ImageReader::open(path)
+        .and_then(image::ImageReader::with_guessed_format)
+        .is_ok_and(|reader| reader.format().is_some_and(|format| format != image::ImageFormat::Pnm))
+        && !path.extension().is_some_and(|end| end == "txt" || end == "list" || end == "tsv")
 }
 
 fn folder_kind(folder: &Path) -> SourceKind {

@@ -34,9 +34,9 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
         )
         .hint("NumPy's `numpy.load` and Python's `safetensors` read them; pandas makes Parquet of either")
     })?;
-    if args.output.exists() && !args.force {
-        let text = format!("{}: there is a file already", args.output.display());
-        return Err(Failure::message(Kind::Usage, text).hint("choose another name, or replace it with `--force`"));
+    let others = [".images.jsonl", ".labels.npy", ".json"].map(|end| beside(&args.output, end));
+    for path in [&args.output].into_iter().chain(&others) {
+        check_output(path, args.force)?;
     }
     let encoder = Encoder::open(&args.encoder)?;
     for note in &encoder.notes {
@@ -56,6 +56,19 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
     let work = Work { what: "feature", images: &args.images, view: encoder.view, device: &chosen.device };
     work.fill(&parts, source.as_ref(), build)?;
     finish(args, container, source.as_ref(), parts, job)
+}
+
+/// Refuses what is there, unless it may be replaced: a file.
+pub(super) fn check_output(path: &Path, force: bool) -> Result<(), Failure> {
+    let refuse =
+        |what: &str, hint: &str| Err(Failure::message(Kind::Usage, format!("{}: {what}", path.display())).hint(hint));
+    if path.is_dir() {
+        return refuse("it is a folder", "name a file");
+    }
+    if path.exists() && !force {
+        return refuse("there is a file already", "choose another name, or replace it with `--force`");
+    }
+    Ok(())
 }
 
 /// How the rows of images are computed, part by part.
@@ -78,7 +91,12 @@ impl Work<'_> {
         source: &dyn Source,
         build: impl Fn() -> Result<Box<dyn FnMut(Tensor<4>) -> Tensor<2>>, E> + Sync,
     ) -> Result<(), Failure> {
-        let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part)).collect();
+        // an image that could not be read may have been mended since; what is damaged is told when all is put together
+        let mended = |part: usize| {
+            let unreadable = parts.get(part).map(|part| part.unreadable).unwrap_or_default();
+            unreadable.iter().any(|bad| source.load(bad.index).is_ok())
+        };
+        let missing: Vec<usize> = (0..parts.len()).filter(|&part| !parts.has(part) || mended(part)).collect();
         if missing.len() < parts.len() {
             say(&format!("going on: {} of {} parts are there", parts.len() - missing.len(), parts.len()));
         }

@@ -26,6 +26,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
         FormatArg::Onnx => Target::Onnx,
     };
     check_output(&args.output, args.force)?;
+    check_apart(&args.encoder.checkpoint, &args.output)?;
     let mut encoder = Encoder::open(&args.encoder)?;
     if args.backbone_only {
         encoder.head = None;
@@ -48,6 +49,20 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What an export consists of.
+const FILES: [&str; 6] =
+    ["README.md", "config.json", "model.onnx", "model.safetensors", "preprocessor_config.json", "recipe.toml"];
+
+/// Tells whether a folder is an export and nothing else: another one may hold what nobody wants to lose.
+fn is_export(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let ours = |entry: &fs::DirEntry| {
+        FILES.iter().any(|name| entry.file_name() == *name) && entry.file_type().is_ok_and(|kind| kind.is_file())
+    };
+    let card = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
+    entries.into_iter().all(|entry| entry.is_ok_and(|entry| ours(&entry))) && card.contains("\nExported by autodidact ")
+}
+
 /// Refuses what is there, unless it may be replaced: an export, or an empty folder.
 fn check_output(output: &Path, force: bool) -> Result<(), Failure> {
     let refuse =
@@ -67,11 +82,20 @@ fn check_output(output: &Path, force: bool) -> Result<(), Failure> {
     if !force {
         return refuse("there is a folder already", "choose another name, or replace it with `--force`");
     }
-    let has = |name: &str| output.join(name).is_file();
-    if has("config.json") && (has("model.safetensors") || has("model.onnx")) {
+    if is_export(output) {
         return Ok(());
     }
     refuse("`--force` replaces exported folders, and this is none", "remove it yourself, or choose another name")
+}
+
+/// Refuses to replace the weights that are exported.
+fn check_apart(input: &Path, output: &Path) -> Result<(), Failure> {
+    let (Ok(input), Ok(output_path)) = (input.canonicalize(), output.canonicalize()) else { return Ok(()) };
+    if input.starts_with(&output_path) {
+        let text = format!("{}: it holds the weights that are exported", output.display());
+        return Err(Failure::message(Kind::Usage, text).hint("choose another name"));
+    }
+    Ok(())
 }
 
 /// How the network sees images: a position embedding is exported for the images that it is made for.
@@ -216,6 +240,12 @@ fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported
                 let _ = writeln!(text, "| images | {data} |");
             }
             let _ = writeln!(text, "| digest of the weights (BLAKE3) | {} |", encoder.weights.digest());
+            if plan.lines().any(|line| line.starts_with("init = ") && !line.contains("\"random\"")) {
+                let _ = writeln!(
+                    text,
+                    "\nThe run began with other weights, which `init` in `recipe.toml` names and which are not in this folder."
+                );
+            }
             let _ = writeln!(
                 text,
                 "\n`recipe.toml` beside this file is the whole recipe; `autodidact {} recipe.toml` trains it again, to the same bits on the same kind of machine.",

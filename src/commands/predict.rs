@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::tensor::Tensor;
 use serde_json::{Value as Json, json};
 
-use super::embed::{Work, open};
+use super::embed::{Work, check_output, open};
 use super::{eval, print, say};
 use crate::backend;
 use crate::cli::PredictArgs;
@@ -115,10 +115,7 @@ impl Classifier {
 
 pub(super) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let format = Format::of(&args.output)?;
-    if args.output.exists() && !args.force {
-        let text = format!("{}: there is a file already", args.output.display());
-        return Err(Failure::message(Kind::Usage, text).hint("choose another name, or replace it with `--force`"));
-    }
+    check_output(&args.output, args.force)?;
     let classifier = Classifier::open(&args.run)?;
     if args.threshold.is_some() && !classifier.several {
         let text = "`--threshold` is for networks that tell several labels an image; this one tells one";
@@ -211,7 +208,7 @@ fn finish(
             } else if let Some((_, reason)) = unreadable.next_if(|(bad, _)| *bad == index) {
                 lines.unreadable(format, index, reason)
             } else {
-                continue;
+                unreachable!("a part has each of its images: `Parts::get`")
             };
             writeln!(file, "{line}").map_err(FileError::at(&args.output, "write"))?;
         }
@@ -259,7 +256,8 @@ impl Lines<'_> {
         let mut columns = vec!["path".to_owned()];
         if self.classifier.several {
             columns.push("classes".to_owned());
-            columns.extend(self.classifier.classes.iter().map(|class| csv_field(class)));
+            // marked, so that no class is taken for another column
+            columns.extend(self.classifier.classes.iter().map(|class| csv_field(&format!("p:{class}"))));
         } else {
             columns.extend(["class", "probability"].map(str::to_owned));
             for place in 2..=self.top {

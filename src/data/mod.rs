@@ -22,4 +22,4 @@ pub use inspect::{Channels, Report, Sizes, Unreadable, inspect};
 pub use loader::{HostBatch, HostView, Loader, LoaderPlan, ViewMaker};
 pub use order::{Order, Schedule};
 pub use portion::Portion;
-pub use source::{Source, Split, open};
+pub use source::{Source, Split, open, open_test};

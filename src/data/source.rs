@@ -99,6 +99,17 @@ pub fn open(config: &DataConfig, split: Split) -> Result<Arc<dyn Source>, Error>
     })
 }
 
+/// Opens the images that `eval.test` names: the test split, or all of a source that has no splits.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_test(config: &DataConfig) -> Result<Arc<dyn Source>, Error> {
+    match open(config, Split::Test) {
+        Err(Error::NoTestSplit { .. }) => open(config, Split::Train),
+        opened => opened,
+    }
+}
+
 /// Replaces a leading `~/`, which a shell leaves alone in `data.path=~/pictures`.
 fn expand_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), std::env::var_os("HOME")) {

@@ -65,7 +65,7 @@ impl EvalSet {
     pub fn choose(recipe: &Recipe, train: &Arc<dyn Source>) -> Result<Self, EngineError> {
         let EvalConfig { max_train, max_test, test, .. } = &recipe.eval;
         let held_out = match test {
-            Some(config) => Some(crate::data::open(config, Split::Test)?),
+            Some(config) => Some(crate::data::open_test(config)?),
             None => match crate::data::open(&recipe.data, Split::Test) {
                 Ok(test) => Some(test).filter(|test| test.fingerprint() != train.fingerprint()),
                 // then a part of the training images serves

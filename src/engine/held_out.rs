@@ -50,7 +50,7 @@ impl HeldOut {
             (source, indices)
         };
         let test = match &recipe.eval.test {
-            Some(config) => Some(crate::data::open(config, Split::Test)?),
+            Some(config) => Some(crate::data::open_test(config)?),
             None => match crate::data::open(&recipe.data, Split::Test) {
                 Ok(test) => Some(test).filter(|test| test.fingerprint() != whole.fingerprint()),
                 Err(DataError::NoTestSplit { .. }) => None,

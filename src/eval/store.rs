@@ -70,6 +70,16 @@ pub struct Part {
     pub unreadable: Vec<NoFeatures>,
 }
 
+impl Part {
+    /// Tells whether it is of these images, each in one row or among the unreadable ones.
+    fn is_of(&self, images: &[usize]) -> bool {
+        let mut own: Vec<usize> =
+            self.kept.iter().copied().chain(self.unreadable.iter().map(|bad| bad.index)).collect();
+        own.sort_unstable();
+        self.kept.is_sorted() && own == images
+    }
+}
+
 /// A folder of parts, held by this process.
 #[derive(Debug)]
 pub struct Parts {
@@ -99,7 +109,7 @@ impl Parts {
         let differs = known.as_ref().and_then(|known| difference(known, job));
         match differs {
             Some(differs) if !force => return Err(StoreError::OtherJob { folder, differs }),
-            None if known.is_some() => {}
+            None if known.is_some() && !force => {}
             // parts without a description, or of another job, are of no use
             _ => {
                 for part in 0.. {
@@ -152,12 +162,14 @@ impl Parts {
             let unreadable = serde_json::to_vec(&unreadable)?;
             let values: Vec<u8> = extracted.values.iter().flat_map(|value| value.to_le_bytes()).collect();
             let kept: Vec<u8> = extracted.kept.iter().flat_map(|&index| (index as u64).to_le_bytes()).collect();
+            let digest = digest(&[&values, &kept, &unreadable]);
             let view = |dtype, shape: Vec<usize>, bytes| TensorView::new(dtype, shape, bytes);
             let rows = extracted.kept.len();
             let views = [
                 ("features", view(Dtype::F32, vec![rows, extracted.dim], &values)),
                 ("kept", view(Dtype::U64, vec![rows], &kept)),
                 ("unreadable", view(Dtype::U8, vec![unreadable.len()], &unreadable)),
+                ("digest", view(Dtype::U8, vec![32], digest.as_bytes())),
             ];
             let views = views.into_iter().map(|(name, view)| view.map(|view| (name, view)));
             let views = views.collect::<Result<Vec<_>, _>>().map_err(io::Error::other)?;
@@ -174,7 +186,11 @@ impl Parts {
     pub fn get(&self, part: usize) -> Result<Part, StoreError> {
         let path = part_path(&self.folder, part);
         let bytes = fs::read(&path).map_err(FileError::at(&path, "read"))?;
-        decode(&bytes).map_err(|reason| StoreError::Damaged { path, reason })
+        let checked = decode(&bytes).and_then(|found| {
+            let own = found.is_of(&self.images(part));
+            if own { Ok(found) } else { Err("its images are not those of this part".to_owned()) }
+        });
+        checked.map_err(|reason| StoreError::Damaged { path, reason })
     }
 
     /// Removes the folder; the features lie elsewhere now.
@@ -202,12 +218,26 @@ fn difference(known: &Json, job: &Json) -> Option<String> {
     Some(format!("`{key}` is {} there and {} here", shown(known.get(key)), shown(job.get(key))))
 }
 
+fn digest(contents: &[&[u8]]) -> blake3::Hash {
+    let mut digest = blake3::Hasher::new();
+    for content in contents {
+        digest.update(&(content.len() as u64).to_le_bytes());
+        digest.update(content);
+    }
+    digest.finalize()
+}
+
 fn decode(bytes: &[u8]) -> Result<Part, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
     let tensor = |name: &str, dtype| {
         let tensor = file.tensor(name).map_err(|error| error.to_string())?;
         if tensor.dtype() == dtype { Ok(tensor) } else { Err(format!("`{name}` is {:?}", tensor.dtype())) }
     };
+    let contents = [tensor("features", Dtype::F32)?, tensor("kept", Dtype::U64)?, tensor("unreadable", Dtype::U8)?];
+    let contents = contents.each_ref().map(TensorView::data);
+    if tensor("digest", Dtype::U8)?.data() != digest(&contents).as_bytes() {
+        return Err("its digest is another one".to_owned());
+    }
     let features = tensor("features", Dtype::F32)?;
     let &[rows, dim] = features.shape() else { return Err(format!("`features` is {:?}", features.shape())) };
     let kept = tensor("kept", Dtype::U64)?;

@@ -39,12 +39,22 @@ fn few_images(plan: &Plan) -> Option<Warning> {
     if plan.recipe.method.is_supervised() {
         return from_scratch(plan);
     }
+    if plan.start().is_some() {
+        return (images < FEW_IMAGES).then(|| Warning {
+            code: "W001",
+            message: format!("{images} images, fewer than {FEW_IMAGES}: going on with so few can lose more of what `init` knows than it adds"),
+            advice: vec![
+                "where the images have labels, the run ends with the accuracy before and after; fine-tuning uses them:".to_owned(),
+                "  autodidact finetune RECIPE init=FILE".to_owned(),
+            ],
+        });
+    }
     (images < FEW_IMAGES).then(|| Warning {
         code: "W001",
         message: format!(
             "{images} images, fewer than {FEW_IMAGES}: pretraining from scratch on so few rarely beats a foundation model's features"
         ),
-        advice: foundation(plan).into_iter().chain(small(plan)).chain(go_on(plan)).collect(),
+        advice: foundation(plan).into_iter().chain(small(plan)).chain(go_on()).collect(),
     })
 }
 
@@ -64,11 +74,8 @@ fn from_scratch(plan: &Plan) -> Option<Warning> {
     })
 }
 
-/// The commands that go on from a foundation checkpoint; nothing where a recipe starts from weights already.
+/// The commands that go on from a foundation checkpoint.
 fn foundation(plan: &Plan) -> Vec<String> {
-    if plan.start().is_some() {
-        return Vec::new();
-    }
     vec![
         "for a result rather than an experiment, start from a foundation checkpoint, such as a DINOv2 or MAE of timm or Hugging Face:".to_owned(),
         "  autodidact checkpoint inspect FILE     # prints the `[backbone]` table to copy into the recipe".to_owned(),
@@ -77,11 +84,8 @@ fn foundation(plan: &Plan) -> Vec<String> {
     ]
 }
 
-/// The command that goes on from an earlier run instead of from random weights, where the recipe does not yet.
-fn go_on(plan: &Plan) -> Vec<String> {
-    if plan.start().is_some() {
-        return Vec::new();
-    }
+/// The command that goes on from an earlier run instead of from random weights.
+fn go_on() -> Vec<String> {
     vec![
         "with a run of this backbone on similar images, go on from its weights: `init=runs/NAME` behind the recipe"
             .to_owned(),

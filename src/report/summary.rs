@@ -196,8 +196,12 @@ impl Summary {
             None => "",
         };
         lines.push(("files", format!("metrics.jsonl, summary.json{tables}, plan.toml, checkpoints/latest")));
-        let evaluate = format!("autodidact eval knn {}", quoted(&self.run));
-        lines.push(("next", if finished { evaluate } else { self.resume_command.clone() }));
+        let run = quoted(&self.run);
+        let next = match self.classification {
+            Some(_) => format!("autodidact predict {run} IMAGES --output predictions.csv"),
+            None => format!("autodidact eval knn {run}"),
+        };
+        lines.push(("next", if finished { next } else { self.resume_command.clone() }));
         lines
     }
 }
@@ -216,7 +220,7 @@ fn classified(result: &Classification) -> Vec<(&'static str, String)> {
     lines.push(("macro F1", percent(result.macro_f1)));
     lines.push((
         "calibration",
-        format!("{} expected error, mean loss {:.4}", percent(result.calibration_error), result.loss),
+        format!("{} expected calibration error, mean loss {:.4}", percent(result.calibration_error), result.loss),
     ));
     lines
 }
@@ -235,8 +239,9 @@ fn told(result: &MultiLabel) -> Vec<(&'static str, String)> {
     )];
     lines.push(("  chance", percent(result.chance)));
     lines.extend(result.mean_auroc.map(|auroc| ("mean AUROC", percent(auroc))));
-    lines.push(("F1", format!("{} over all, {} a class", percent(result.micro_f1), percent(result.macro_f1))));
-    lines.push(("all right", format!("{} of the images, mean loss {:.4}", percent(result.exact_match), result.loss)));
+    lines.push(("micro F1", percent(result.micro_f1)));
+    lines.push(("macro F1", percent(result.macro_f1)));
+    lines.push(("exact match", format!("{}, mean loss {:.4}", percent(result.exact_match), result.loss)));
     lines
 }
 

@@ -107,7 +107,7 @@ fn several_labels_are_learnt_alike_by_any_ranks_and_told() {
     let written = fs::read_to_string(&csv).unwrap();
     assert_eq!(written.lines().count(), 61, "{written}");
     // three images have no label, so there is no column of labels
-    assert_eq!(written.lines().next(), Some("path,classes,bright,\"red, very\",error"));
+    assert_eq!(written.lines().next(), Some("path,classes,p:bright,\"p:red, very\",error"));
     let both = written.lines().filter(|line| line.contains(",\"bright|red, very\",")).count();
     assert!((8..=12).contains(&both), "{both} of 10 images are both\n{written}");
     // another program is told that they are several
@@ -212,6 +212,24 @@ fn unreadable_images_have_a_line_and_other_networks_are_refused() {
     assert!(rows[1].starts_with('"') && rows[1].contains("a, \"\"b\"\".png\",") && rows[1].ends_with(','), "{written}");
     assert!(rows[2].contains("broken.png,,,,,\"not an image"), "{written}");
     assert!(rows[3].matches(',').count() == 5, "{written}");
+
+    // mended, the image is read by the same command, though its file is as long as it was
+    let blank = place.path("mended");
+    fs::create_dir(&blank).unwrap();
+    let good = fs::read(images.join("z.png")).unwrap();
+    fs::write(blank.join("a.png"), vec![0; good.len()]).unwrap();
+    let output = place.path("mended.csv");
+    let again = ["predict", text(&run), text(&blank), "-o", text(&output)];
+    assert!(!autodidact(&again).output().unwrap().status.success());
+    fs::write(blank.join("a.png"), good).unwrap();
+    must(&again);
+    // a folder of somebody else is not replaced
+    let theirs = place.path("theirs");
+    must(&["export", text(&run), "--format", "safetensors", "-o", text(&theirs)]);
+    must(&["export", text(&run), "--format", "onnx", "-o", text(&theirs), "--force"]);
+    fs::write(theirs.join("tokenizer.json"), "mine").unwrap();
+    let said = refused(&["export", text(&run), "--format", "onnx", "-o", text(&theirs), "--force"], 2);
+    assert!(said.contains("replaces exported folders") && theirs.join("tokenizer.json").exists(), "{said}");
 
     fs::remove_file(images.join("z.png")).unwrap();
     fs::remove_file(images.join("a, \"b\".png")).unwrap();
