@@ -37,7 +37,7 @@ fn table(kind: SourceKind, args: &InspectArgs) -> DataConfig {
 pub(super) fn guess(path: &Path) -> Result<SourceKind, Failure> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(folder_kind(path)),
-        Ok(_) if is_image(path) => {
+        Ok(_) if image::ImageFormat::from_path(path).is_ok() => {
             let text = format!("{}: an image, not a list of images", path.display());
             Err(Failure::message(Kind::Usage, text).hint("give its folder, or a text file with its name in a line"))
         }
@@ -48,14 +48,6 @@ pub(super) fn guess(path: &Path) -> Result<SourceKind, Failure> {
             Err(failure.hint("give a folder, a list file, or `sample` for the images inside this program"))
         }
     }
-}
-
-/// Tells by its first bytes whether a file is an image.
-fn is_image(path: &Path) -> bool {
-    image::ImageReader::open(path)
-        .and_then(image::ImageReader::with_guessed_format)
-        .is_ok_and(|reader| reader.format().is_some_and(|format| format != image::ImageFormat::Pnm))
-        && !path.extension().is_some_and(|end| end == "txt" || end == "list" || end == "tsv")
 }
 
 fn folder_kind(folder: &Path) -> SourceKind {
@@ -94,6 +86,8 @@ mod tests {
             assert_eq!(guess(&path(name)).unwrap(), kind);
         }
         assert_eq!(guess(Path::new("sample")).unwrap(), SourceKind::Sample);
+        fs::write(path("cat.jpg"), "").unwrap();
+        assert!(guess(&path("cat.jpg")).unwrap_err().render(false).contains("an image, not a list of images"));
         let failure = guess(&path("absent")).unwrap_err();
         assert_eq!(failure.kind(), Kind::Usage);
         assert!(failure.render(false).contains("absent: No such file or directory"), "{failure}");

@@ -34,9 +34,11 @@ pub(super) fn run(args: &EmbedArgs) -> Result<(), Failure> {
         )
         .hint("NumPy's `numpy.load` and Python's `safetensors` read them; pandas makes Parquet of either")
     })?;
-    let others = [".images.jsonl", ".labels.npy", ".json"].map(|end| beside(&args.output, end));
-    for path in [&args.output].into_iter().chain(&others) {
-        check_output(path, args.force)?;
+    check_output(&args.output, args.force)?;
+    // what lies beside unfinished features was written by the command that is gone on with
+    let begun = Parts::folder(&args.output).is_dir();
+    for end in [".images.jsonl", ".labels.npy", ".json"] {
+        check_output(&beside(&args.output, end), args.force || begun)?;
     }
     let encoder = Encoder::open(&args.encoder)?;
     for note in &encoder.notes {

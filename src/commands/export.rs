@@ -240,10 +240,10 @@ fn card(args: &ExportArgs, encoder: &Encoder, input: &Input, exported: &Exported
                 let _ = writeln!(text, "| images | {data} |");
             }
             let _ = writeln!(text, "| digest of the weights (BLAKE3) | {} |", encoder.weights.digest());
-            if plan.lines().any(|line| line.starts_with("init = ") && !line.contains("\"random\"")) {
+            if let Some((from, digest)) = plan::recorded_start(&run.folder) {
                 let _ = writeln!(
                     text,
-                    "\nThe run began with other weights, which `init` in `recipe.toml` names and which are not in this folder."
+                    "\nThe run began with the weights of `{from}` (digest {digest}), which are not in this folder; for another run `init` in `recipe.toml` has to name them."
                 );
             }
             let _ = writeln!(

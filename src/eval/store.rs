@@ -95,9 +95,7 @@ impl Parts {
     /// # Errors
     /// When the folder cannot be written, another process holds it, or it holds parts of another job and `force` is not set.
     pub fn open(output: &Path, job: &Json, num_images: usize, force: bool) -> Result<Self, StoreError> {
-        let mut name = output.file_name().unwrap_or_default().to_owned();
-        name.push(".parts");
-        let folder = output.with_file_name(name);
+        let folder = Self::folder(output);
         fs::create_dir_all(&folder).map_err(FileError::at(&folder, "create"))?;
         let lock_path = folder.join(".lock");
         let lock = File::create(&lock_path).map_err(FileError::at(&lock_path, "create"))?;
@@ -121,6 +119,14 @@ impl Parts {
             }
         }
         Ok(Self { folder, num_images, _lock: lock })
+    }
+
+    /// Names the folder of the parts of `output`.
+    #[must_use]
+    pub fn folder(output: &Path) -> PathBuf {
+        let mut name = output.file_name().unwrap_or_default().to_owned();
+        name.push(".parts");
+        output.with_file_name(name)
     }
 
     /// Returns the number of parts.

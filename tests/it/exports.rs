@@ -135,6 +135,8 @@ fn features_are_those_of_the_images_whatever_the_threads_and_kills() {
     let student = refused(&[&words[..], &["--size", "32"]].concat(), 1);
     assert!(student.contains("a part of other features (`size` is 16 there and 32 here)"), "{student}");
     assert_eq!(fs::metadata(&part).unwrap().modified().unwrap(), first);
+    // killed while all is put together, it has written some of what lies beside
+    fs::write(place.path("killed.json"), "{}").unwrap();
     let output = autodidact(&words).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("going on: "), "{}", said(&output));
@@ -153,6 +155,11 @@ fn features_are_those_of_the_images_whatever_the_threads_and_kills() {
     let index = |row: usize| i64::from_le_bytes(indices.data()[8 * row..8 * row + 8].try_into().unwrap());
     assert!((0..2098).all(|row| lines[row]["index"].as_i64() == Some(index(row))));
 
+    // nor is anything overwritten that lies beside, where nothing was begun
+    fs::write(place.path("theirs.json"), "mine").unwrap();
+    let beside = refused(&["embed", text(&run), text(&images), "--output", text(&place.path("theirs.npy"))], 2);
+    assert!(beside.contains("theirs.json: there is a file already"), "{beside}");
+    assert_eq!(fs::read_to_string(place.path("theirs.json")).unwrap(), "mine");
     let there = refused(&["embed", text(&run), text(&images), "--output", text(&one)], 2);
     assert!(there.contains("there is a file already") && there.contains("--force"), "{there}");
     assert!(npy(&one).1 == values);
@@ -215,6 +222,7 @@ fn an_export_is_a_whole_folder_that_is_replaced_only_when_asked_for() {
     {
         assert!(card.contains(words), "{words:?} is not in\n{card}");
     }
+    assert!(!card.contains("began with the weights"), "its weights were drawn: {card}");
     let config: Value = serde_json::from_slice(&files[&folder.join("config.json")]).unwrap();
     assert_eq!(config["architecture"], "vit_base_patch16_224");
     assert_eq!(config["num_classes"], 0);

@@ -142,6 +142,14 @@ fn labels_of_another_kind_are_refused_in_words() {
         autodidact(&["finetune", text(&recipe), "--run-dir", text(&place.path("no")), &source]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("the test images have several labels or none"), "{said}");
+    // a list without a test list beside it is the test images that it names
+    let list = tagged(&place.path("data"));
+    let (source, test) = (format!("data.path={}", text(&list)), place.path("data/own.txt"));
+    fs::rename(place.path("data/test.txt"), &test).unwrap();
+    let test = format!("eval.test.path={}", text(&test));
+    place.run("own", &[&source, "eval.test.source=list", &test, "schedule.steps=5"]);
+    let result = &json(&place.path("own/summary.json"))["classification"];
+    assert_eq!((&result["on"], &result["images"]), (&"test".into(), &57.into()));
     // a share of the labelled images, and early stopping by the mean average precision
     let list = tagged(&place.path("data"));
     let source = format!("data.path={}", text(&list));
