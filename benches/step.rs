@@ -26,6 +26,7 @@ use autodidact::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
 use autodidact::ops;
 use autodidact::optim::{AdamWConfig, Clip, OptimizerConfig, Ramp, Schedule};
 use autodidact::parallel::{Collective, ThreadRank, run_ranks, share, value_from_leader};
+use autodidact::precision::PrecisionConfig;
 use autodidact::problem::Numbers;
 use autodidact::rng::{Purpose, Stream};
 use burn::module::Module;
@@ -191,6 +192,9 @@ fn rank(
         weight_decay: Ramp::constant(0.01),
         clip: Clip::None,
         ema: None,
+        precision: PrecisionConfig::default(),
+        images: batch,
+        plan: String::new(),
     };
     let mine = share(micros, ranks.rank(), world);
     let batches: Vec<HostBatch> = mine
@@ -210,7 +214,7 @@ fn rank(
         for _ in 0..line.trim().parse().unwrap_or(0) {
             let batches = batches.clone();
             let start = Instant::now();
-            trainer.step(batches)?;
+            trainer.step(batches, false)?;
             seconds.push(start.elapsed().as_secs_f64().to_string());
         }
         if ranks.leads() {

@@ -2,6 +2,8 @@
 
 use burn::tensor::Device;
 
+use crate::precision::Bf16;
+
 /// A device that was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -23,6 +25,8 @@ pub struct Chosen {
     pub description: String,
     /// One line to print, if the choice is not what the user may expect.
     pub note: Option<String>,
+    /// What it makes of bf16.
+    pub bf16: Bf16,
 }
 
 /// A device that is not there.
@@ -87,7 +91,7 @@ pub fn host() -> Device {
 }
 
 fn cpu(note: Option<String>) -> Chosen {
-    Chosen { device: Device::flex(), description: "CPU".to_owned(), note }
+    Chosen { device: Device::flex(), description: "CPU".to_owned(), note, bf16: Bf16::Emulated }
 }
 
 /// Opens a CUDA device and computes something on it: a driver without a device is only noticed then, by a panic inside the backend.
@@ -99,7 +103,10 @@ fn cuda(index: usize) -> Result<Chosen, DeviceError> {
         (device, one)
     };
     match std::panic::catch_unwind(probe) {
-        Ok((device, _)) => Ok(Chosen { device, description: format!("CUDA device {index}"), note: None }),
+        Ok((device, _)) => {
+            let bf16 = if device.supports_dtype(burn::tensor::DType::BF16) { Bf16::Native } else { Bf16::No };
+            Ok(Chosen { device, description: format!("CUDA device {index}"), note: None, bf16 })
+        }
         Err(_) => Err(DeviceError {
             reason: format!("CUDA device {index} does not answer"),
             hint: "`nvidia-smi` lists the devices; or use `--device cpu`".to_owned(),

@@ -68,6 +68,14 @@ Examples:
     Predict(PredictArgs),
     /// Write a backbone as other programs read it
     Export(ExportArgs),
+    /// Compute a step that was not finite once more, and print what every layer put out
+    #[command(after_help = "\
+Examples:
+  autodidact replay runs/simclr/nonfinite-step-120.json
+  autodidact replay runs/simclr/nonfinite-step-120.json --json > layers.json
+
+The step starts from the newest checkpoint in front of it; steps in between are computed again. Nothing is written. docs/precision.md explains the bundle.")]
+    Replay(ReplayArgs),
     /// Check recipes and write their schema
     #[command(subcommand)]
     Recipe(RecipeCommand),
@@ -155,6 +163,26 @@ pub struct EvalArgs {
     /// Device to compute on
     #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
     pub device: DeviceChoice,
+}
+
+/// Arguments of `replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// `nonfinite-step-N.json` of a run folder
+    #[arg(value_name = "BUNDLE")]
+    pub bundle: PathBuf,
+    /// Folder of the run, if the bundle does not lie in it
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Rank threads; any number gives the same numbers
+    #[arg(long, value_name = "N|auto", default_value_t)]
+    pub ranks: Ranks,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+    /// Print the layers as JSON, in the form of the bundle
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Commands of `recipe`.

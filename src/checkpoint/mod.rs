@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::{FileError, sync_folder, write_atomically};
 use crate::model::params::Layout;
 use crate::model::{Kind, Tensors};
+use crate::precision::PrecisionState;
 
 /// Version of the format.
 const FORMAT: u32 = 1;
@@ -41,6 +42,8 @@ pub struct Snapshot<'a> {
     pub optimizer: Vec<(&'static str, &'a [f32])>,
     /// Moving average of the weights, if the recipe has one.
     pub ema: Option<&'a [f32]>,
+    /// Scale of the loss, and what was skipped.
+    pub precision: &'a PrecisionState,
 }
 
 /// The state of a run between two steps, as read.
@@ -56,6 +59,8 @@ pub struct State {
     pub optimizer: Vec<(String, Vec<f32>)>,
     /// Moving average of the weights, if the recipe has one.
     pub ema: Option<Vec<f32>>,
+    /// Scale of the loss, and what was skipped.
+    pub precision: PrecisionState,
 }
 
 /// What belongs to a checkpoint besides its tensors.
@@ -69,6 +74,9 @@ pub struct Manifest {
     pub step: u64,
     /// Digest of everything in the plan that determines the result.
     pub plan: String,
+    /// Scale of the loss, and what was skipped.
+    #[serde(default)]
+    pub precision: PrecisionState,
     /// Size and BLAKE3 hash of each file.
     pub files: BTreeMap<String, FileRecord>,
 }
@@ -157,6 +165,7 @@ pub fn save(
             autodidact: env!("CARGO_PKG_VERSION").to_owned(),
             step: state.step,
             plan: plan.to_owned(),
+            precision: state.precision.clone(),
             files: records,
         };
         files::write_synced(&temporary.path().join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
@@ -280,7 +289,8 @@ pub fn load(path: &Path, layout: &Layout, optimizer: &[&str]) -> Result<(State, 
         states.push((name.to_owned(), values));
     }
     let ema = if manifest.files.contains_key(EMA) { Some(load_network(path, EMA, layout)?.0) } else { None };
-    Ok((State { step: manifest.step, weights, buffers, optimizer: states, ema }, manifest))
+    let precision = manifest.precision.clone();
+    Ok((State { step: manifest.step, weights, buffers, optimizer: states, ema, precision }, manifest))
 }
 
 /// Reads the weights and buffers of a checkpoint for evaluation: the moving average where there is one.
@@ -366,7 +376,9 @@ fn named<'a>(layout: &'a Layout, weights: &'a [f32], buffers: &'a [f32]) -> Vec<
     layout.entries().iter().map(of).collect()
 }
 
-fn name_of(step: u64) -> String {
+/// Returns the name of the checkpoint after `step` steps.
+#[must_use]
+pub fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 

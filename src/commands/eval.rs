@@ -37,8 +37,14 @@ pub(super) fn run(command: &EvalCommand) -> Result<(), Failure> {
     }
     let images = Images::open(&loaded.recipe)?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let request =
-        Request { name, ranks: Ranks::Auto, processes: 1, cores: pretrain::cores(), device: chosen.description };
+    let request = Request {
+        name,
+        ranks: Ranks::Auto,
+        processes: 1,
+        cores: pretrain::cores(),
+        device: chosen.description,
+        bf16: chosen.bf16,
+    };
     if args.overrides.iter().any(|change| change.split('=').next().is_some_and(|key| key.trim() == "init")) {
         let text = "`init` cannot be changed here: a run is compared with the weights that it started from";
         return Err(Failure::message(Kind::Usage, text));

@@ -13,6 +13,7 @@ mod predict;
 mod pretrain;
 mod processes;
 mod recipe;
+mod replay;
 mod start;
 
 use std::io::Write;
@@ -32,6 +33,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Eval(command) => eval::run(&command),
         Command::Embed(args) => embed::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),

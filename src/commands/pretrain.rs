@@ -41,14 +41,14 @@ fn train(args: &TrainArgs, task: Task, processes: &Processes) -> Result<(), Fail
     let started = SystemTime::now();
     let loaded = recipe::load(&args.recipe.recipe, &args.recipe.overrides)?;
     task.check(&loaded)?;
-    let backend::Chosen { device, description, note } =
-        backend::choose(processes.device()).map_err(|error| Failure::new(Kind::Usage, error))?;
-    if let Some(note) = note {
+    let chosen = backend::choose(processes.device()).map_err(|error| Failure::new(Kind::Usage, error))?;
+    let device = chosen.device.clone();
+    if let Some(note) = &chosen.note {
         processes.say(&format!("note: {note}"));
     }
     let images = Images::open(&loaded.recipe)?;
     let source = Arc::clone(&images.train);
-    let mut plan = plan(args, processes, &loaded, &images, description)?;
+    let mut plan = plan(args, processes, &loaded, &images, &chosen)?;
     let groups = groups(&mut plan, &loaded)?;
     processes.agree_on("plan", plan.digest(), &plan.recipe.to_toml().unwrap_or_default())?;
     processes.agree("number of rank threads (`--ranks`)", &plan.threads().to_string())?;
@@ -233,7 +233,7 @@ fn plan(
     processes: &Processes,
     loaded: &Loaded,
     images: &Images,
-    device: String,
+    chosen: &backend::Chosen,
 ) -> Result<Plan, Failure> {
     let name = args.recipe.recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
     let request = Request {
@@ -241,7 +241,8 @@ fn plan(
         ranks: args.ranks,
         processes: processes.count(),
         cores: processes.cores(),
-        device,
+        device: chosen.description.clone(),
+        bf16: chosen.bf16,
     };
     let goes_on = args.resume != Resume::Never;
     let folder = goes_on.then(|| run_folder(args, &loaded.recipe, &request.name));

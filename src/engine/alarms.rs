@@ -81,6 +81,7 @@ fn push(window: &mut VecDeque<f64>, value: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::precision::PrecisionState;
     use crate::engine::Shape;
 
     fn run(loss: impl Fn(u64) -> f64, spread: impl Fn(u64) -> Option<f64>, steps: u64) -> Vec<(u64, &'static str)> {
@@ -99,6 +100,8 @@ mod tests {
                 parts: Vec::new(),
                 uniform_loss: Some([loss(step), 8.3178]),
                 embeddings: shape(step),
+                skipped: false,
+                precision: PrecisionState::default(),
             };
             raised.extend(alarms.observe(&numbers).into_iter().map(|warning| (step, warning.code)));
         }

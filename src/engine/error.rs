@@ -1,5 +1,7 @@
 //! Why training stopped.
 
+use std::path::PathBuf;
+
 use crate::checkpoint::CheckpointError;
 use crate::parallel::Aborted;
 
@@ -71,15 +73,45 @@ pub enum EngineError {
     },
     /// The loss or the gradient is NaN or infinite.
     #[error(
-        "step {step}: the {what} is {value}\nhint: nothing of this step is saved; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
+        "step {step}: the {what} is {value} in {precision}; {place}\nhint: {advice}; the state before the step is saved: {}; `autodidact replay {}` shows every layer", checkpoint.display(), bundle.display()
     )]
     NotFinite {
         /// The step, counted from 1 as in the logs.
         step: u64,
         /// Loss or gradient norm.
-        what: &'static str,
+        what: String,
         /// Its value.
-        value: f64,
+        value: String,
+        /// What it was computed in, with the scale of the loss.
+        precision: String,
+        /// Where the first value was that is not finite.
+        place: String,
+        /// What may help.
+        advice: String,
+        /// The state before the step.
+        checkpoint: PathBuf,
+        /// What explains the step.
+        bundle: PathBuf,
+    },
+    /// A step in front of the one to be replayed.
+    #[error(
+        "step {step}, on the way to step {wanted}, is not finite here, though it was in the run\nhint: replay on the machine type and the device of the run, with its images"
+    )]
+    EarlierStep {
+        /// The step, counted from 1.
+        step: u64,
+        /// The one to be replayed.
+        wanted: u64,
+    },
+    /// The optimizer made weights that are NaN or infinite of a finite gradient.
+    #[error(
+        "step {step}: an updated weight is {value}\nhint: nothing of this step is saved; the same command goes on from the newest checkpoint, if there is one; lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm = 1.0`"
+    )]
+    WeightsNotFinite {
+        /// The step, counted from 1 as in the logs.
+        step: u64,
+        /// The first such value.
+        value: f32,
     },
     /// A defect of ours.
     #[error(

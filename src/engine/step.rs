@@ -5,12 +5,14 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::config::Memory;
+use super::finding::{MicroSeen, Watcher};
 use super::error::EngineError;
 use super::shape::Shape;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
 use crate::model::params::{Flat, Layout};
 use crate::model::{BatchStats, Noise, Pass};
+use crate::ops::{Autocast, autocast};
 use crate::parallel::{Collective, Tensors, TreeSum};
 
 /// What stays the same from step to step.
@@ -25,6 +27,17 @@ pub(super) struct StepSpec {
     pub(super) steps: u64,
     pub(super) steps_per_epoch: u64,
     pub(super) device: Device,
+}
+
+/// One of the attempts at a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    /// What the forward pass computes in.
+    pub(super) autocast: Autocast,
+    /// What gradients are multiplied by until they are summed up.
+    pub(super) factor: f32,
+    /// A gradient overflows on purpose.
+    pub(super) spoilt: bool,
 }
 
 /// What a step came to.
@@ -69,22 +82,20 @@ impl StepSpec {
 pub(super) fn run(
     spec: &StepSpec,
     step: u64,
-    batches: Vec<HostBatch>,
+    attempt: Attempt,
+    batches: &[MicroBatch],
     learner: &mut dyn Learner,
     ranks: &dyn Collective,
 ) -> Result<StepResult, EngineError> {
-    let batches: Vec<MicroBatch> = batches.into_iter().map(|batch| to_device(spec, step, batch)).collect();
-    let mut rank = RankStep { spec, step, learner: &*learner, stats: Stats::default() };
+    let mut rank = RankStep { spec, step, attempt, learner: &*learner, stats: Stats::default(), watcher: None };
     let mut gradients = TreeSum::new(spec.micros);
-    let Terms { sum, count, parts, statistics, uniform, shape } = match learner.sees() {
-        Sees::MicroBatch => rank.by_micro_batch(&batches, &mut gradients, ranks)?,
-        Sees::GlobalBatch => rank.over_global_batch(&batches, &mut gradients, ranks)?,
-    };
+    let Terms { sum, count, parts, statistics, uniform, shape } = rank.forward_backward(batches, &mut gradients, ranks)?;
     let Stats { places, values } = rank.stats;
     // before the gradient arrives, every rank has let go of the weights, so that the first one can move them where they are
     let flat = learner.release().filter(|_| ranks.leads());
     let gradient = ranks.reduce(spec.micros, gradients.into_nodes())?;
-    let moved = gradient.zip(flat).map(|(gradient, flat)| Moved { gradient, scale: (1.0 / count) as f32, flat });
+    let scale = (1.0 / (count * f64::from(attempt.factor))) as f32;
+    let moved = gradient.zip(flat).map(|(gradient, flat)| Moved { gradient, scale, flat });
     let per_micro: usize = places.iter().map(ExactSizeIterator::len).sum();
     let gathered = if per_micro == 0 { Vec::new() } else { ranks.all_gather(values)? };
     let batch_stats = gathered.chunks(per_micro.max(1)).map(<[f32]>::to_vec).collect();
@@ -97,6 +108,21 @@ pub(super) fn run(
         Some([judged, uniform])
     });
     Ok(StepResult { loss: sum / count, moved, batch_stats, stats_places: places, parts, statistics, uniform, shape })
+}
+
+/// Runs a step's passes again and tells what layers put out and which gradients they got, for each micro-batch of this rank; moves nothing.
+pub(super) fn watch(
+    spec: &StepSpec,
+    step: u64,
+    attempt: Attempt,
+    batches: &[MicroBatch],
+    learner: &dyn Learner,
+    ranks: &dyn Collective,
+) -> Result<Vec<MicroSeen>, EngineError> {
+    let watcher = Some(Watcher::default());
+    let mut rank = RankStep { spec, step, attempt, learner, stats: Stats::default(), watcher };
+    rank.forward_backward(batches, &mut TreeSum::new(spec.micros), ranks)?;
+    Ok(rank.watcher.map(Watcher::finish).unwrap_or_default())
 }
 
 /// The loss of the global batch on the host.
@@ -112,11 +138,25 @@ struct Terms {
 struct RankStep<'a> {
     spec: &'a StepSpec,
     step: u64,
+    attempt: Attempt,
     learner: &'a dyn Learner,
     stats: Stats,
+    watcher: Option<Watcher>,
 }
 
 impl RankStep<'_> {
+    fn forward_backward(
+        &mut self,
+        batches: &[MicroBatch],
+        gradients: &mut TreeSum<Tensors>,
+        ranks: &dyn Collective,
+    ) -> Result<Terms, EngineError> {
+        match self.learner.sees() {
+            Sees::MicroBatch => self.by_micro_batch(batches, gradients, ranks),
+            Sees::GlobalBatch => self.over_global_batch(batches, gradients, ranks),
+        }
+    }
+
     /// The loss is a sum over micro-batches: each goes forward and backward at once, so one graph is alive at a time.
     fn by_micro_batch(
         &mut self,
@@ -142,7 +182,7 @@ impl RankStep<'_> {
                 lengths.push(statistic.dims()[0]);
                 values.extend(to_host(statistic));
             }
-            gradients.push_leaf(index, self.backward(&loss.sum));
+            gradients.push_leaf(index, self.backward(self.scaled(loss.sum)));
         }
         let terms = ranks.all_gather_f64(terms)?;
         let width = 2 + names.len();
@@ -205,11 +245,11 @@ impl RankStep<'_> {
             let own = index * rows..(index + 1) * rows;
             let pairs = outputs.tensors.into_iter().zip(&upstream);
             let terms = pairs.filter_map(|(output, upstream)| {
-                let gradient = upstream.clone()?.slice([own.clone()]);
+                let gradient = self.scaled(upstream.clone()?.slice([own.clone()]));
                 Some((output * Tensor::from_inner(gradient)).sum_dim(1).sum())
             });
             let gradient = match terms.reduce(|a, b| a + b) {
-                Some(surrogate) => self.backward(&surrogate),
+                Some(surrogate) => self.backward(surrogate),
                 None => self.learner.layout().zeros(),
             };
             gradients.push_leaf(index, gradient);
@@ -221,7 +261,12 @@ impl RankStep<'_> {
         let views = 0..batch.views.len() as u64;
         let rows = views.flat_map(|view| batch.images.iter().map(move |&image| (image, view))).collect();
         let mut pass = Pass::train(Noise { seed: self.spec.seed, step: self.step, rows });
-        let outputs = self.learner.encode(batch, &mut pass);
+        let learner = self.learner;
+        let mut encode = || autocast(self.attempt.autocast, || learner.encode(batch, &mut pass));
+        let outputs = match &mut self.watcher {
+            Some(watcher) if first => watcher.watch(batch, learner.layout(), encode),
+            _ => encode(),
+        };
         let stats = pass.take_batch_stats();
         if first {
             self.stats.add(stats, self.learner.layout());
@@ -229,9 +274,21 @@ impl RankStep<'_> {
         outputs
     }
 
-    fn backward(&self, scalar: &Tensor<1>) -> Tensors {
+    /// Multiplies by what gradients are multiplied by.
+    fn scaled<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.attempt.factor == 1.0 { x } else { x * self.attempt.factor }
+    }
+
+    fn backward(&mut self, scalar: Tensor<1>) -> Tensors {
         let mut gradients = scalar.backward();
-        self.learner.gradients(&mut gradients)
+        let mut gradients = self.learner.gradients(&mut gradients);
+        if std::mem::take(&mut self.attempt.spoilt) {
+            gradients.iter_mut().flatten().take(1).for_each(|value| *value = f32::INFINITY);
+        }
+        if let Some(watcher) = &mut self.watcher {
+            watcher.gradients(&gradients);
+        }
+        gradients
     }
 }
 
@@ -255,7 +312,8 @@ impl Stats {
     }
 }
 
-fn to_device(spec: &StepSpec, step: u64, batch: HostBatch) -> MicroBatch {
+/// Brings a micro-batch to the device.
+pub(super) fn to_device(spec: &StepSpec, step: u64, batch: HostBatch) -> MicroBatch {
     let images = batch.images.len();
     let views = batch.views.into_iter().map(|view| {
         let side = view.size as usize;

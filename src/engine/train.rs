@@ -11,17 +11,20 @@ use image::RgbImage;
 
 use super::audit;
 use super::error::EngineError;
+use super::finding::Finding;
 use super::held_out::{self, HeldOut};
 use super::process_log::ProcessLog;
-use super::trainer::{Settings, Trainer};
+use super::trainer::{Settings, Stepped, Trainer};
 use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
 use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::{Classified, Warning};
+use crate::files::write_atomically;
 use crate::ops;
 use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks};
 use crate::plan::Plan;
+use crate::precision::{Bf16, Compute, OnNonFinite};
 use crate::report::{EvaluationLog, EvaluationRecord};
 
 /// A run to be trained.
@@ -156,6 +159,7 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
             audit::compare(ranks, step, &audit::facts(plan, &job.source, step, weights))?;
         }
         let start = Instant::now();
+        let mut spoilt = false;
         let mut batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
         let (loaded, waited) = (Instant::now(), ranks.waited());
         if let Some(fault) = fault {
@@ -163,8 +167,15 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
             if fault.spoils(ranks.rank(), step + 1) {
                 batches[0].views[0].pixels[0] = f32::NAN;
             }
+            spoilt = fault.overflows(ranks.rank(), step + 1);
         }
-        let numbers = trainer.step(batches)?;
+        let Stepped { numbers, finding, stops } = trainer.step(batches, spoilt)?;
+        if let Some(finding) = finding {
+            let told = tell(job, ranks, &trainer, &finding, stops)?;
+            if let (Some(watch), Some(told)) = (&mut watch, told) {
+                watch.say(&told);
+            }
+        }
         let times = [loaded - start, ranks.worked(loaded, waited)].map(|time| time.as_secs_f64());
         // all ranks stop after the same step, whichever was asked to; when a checkpoint is due is rank 0's word
         let (done, every) = (trainer.steps_done(), recipe.checkpoint.every_steps);
@@ -227,6 +238,74 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     }))
 }
 
+/// Writes down why a step was not finite, with the state before it where the run stops; returns a line about it on the first rank.
+fn tell(
+    job: &Job<'_>,
+    ranks: &dyn Collective,
+    trainer: &Trainer<'_>,
+    finding: &Finding,
+    stops: bool,
+) -> Result<Option<String>, EngineError> {
+    let plan = job.plan;
+    let bundle = job.folder.join(format!("nonfinite-step-{}.json", finding.step));
+    let checkpoints = job.folder.join("checkpoints");
+    let mut checkpoint = checkpoints.join(checkpoint::name_of(finding.step - 1));
+    if ranks.rank() == 0 {
+        let text = serde_json::to_vec_pretty(finding).expect("numbers and text are JSON");
+        write_atomically(&bundle, &text)?;
+        if stops && job.resume.as_ref() != Some(&checkpoint) {
+            let keep = plan.recipe.checkpoint.keep;
+            let saved = trainer.with_snapshot(|layout, now| checkpoint::save(&checkpoints, layout, now, plan.digest(), keep));
+            checkpoint = saved.transpose()?.unwrap_or(checkpoint);
+        }
+    }
+    ranks.wait_for_processes("bundle written")?;
+    let Finding { step, what, value, compute, precision, .. } = finding;
+    let computed = match precision.scale {
+        Some(scale) => format!("{} at loss scale {scale}", compute.name()),
+        None => compute.name().to_owned(),
+    };
+    let place = finding.place();
+    if stops {
+        return Err(EngineError::NotFinite {
+            step: *step,
+            what: what.clone(),
+            value: value.clone(),
+            precision: computed,
+            place,
+            advice: advice(finding, plan.bf16),
+            checkpoint,
+            bundle,
+        });
+    }
+    let then = match plan.recipe.precision.on_nonfinite {
+        OnNonFinite::FallbackBf16 => "the run goes on in bf16 from this step on",
+        _ => "the step moves nothing",
+    };
+    let text = format!(
+        "warning[W007]: step {step}: the {what} is {value} in {computed}; {place}; {then} ({})",
+        bundle.display()
+    );
+    Ok((ranks.rank() == 0).then_some(text))
+}
+
+/// What may help a run whose numbers are not finite.
+fn advice(finding: &Finding, bf16: Bf16) -> String {
+    let is_input = finding.first.as_ref().is_some_and(|first| first.path.starts_with("view "));
+    match finding.compute {
+        _ if is_input => {
+            "look at these images, and at `data.mean` and `data.std`: `precision.on_nonfinite=skip` passes such steps over".to_owned()
+        }
+        Compute::Fp16 if bf16 != Bf16::No => {
+            "this device supports bf16, whose range is that of fp32: use `precision.compute=bf16` (or `precision.on_nonfinite=fallback-bf16`)".to_owned()
+        }
+        Compute::Fp16 => {
+            "this device has no bf16: use `precision.compute=fp32`, or keep the heads in fp32 (`precision.keep_fp32=[\"heads\"]`)".to_owned()
+        }
+        _ => "lower `schedule.lr`, lengthen `schedule.warmup_epochs` or set `schedule.clip_norm=1.0`, and start anew or from an older checkpoint".to_owned(),
+    }
+}
+
 /// Returns what the first rank says.
 fn said_by_first(ranks: &dyn Collective, word: bool) -> Result<bool, EngineError> {
     Ok(ranks.all_gather_f64(vec![f64::from(u8::from(word))])?[0] != 0.0)
@@ -282,7 +361,7 @@ impl Examiner {
     }
 }
 
-fn settings(plan: &Plan) -> Settings {
+pub(super) fn settings(plan: &Plan) -> Settings {
     let recipe = &plan.recipe;
     Settings {
         seed: recipe.seed,
@@ -296,10 +375,13 @@ fn settings(plan: &Plan) -> Settings {
         weight_decay: plan.weight_decay,
         clip: recipe.schedule.clip(),
         ema: recipe.ema.clone(),
+        precision: recipe.precision.clone(),
+        images: recipe.batch.global,
+        plan: plan.digest().to_owned(),
     }
 }
 
-fn loader_plan(job: &Job<'_>, ranks: &dyn Collective, steps: Range<u64>, micros: Range<usize>) -> LoaderPlan {
+pub(super) fn loader_plan(job: &Job<'_>, ranks: &dyn Collective, steps: Range<u64>, micros: Range<usize>) -> LoaderPlan {
     let recipe = &job.plan.recipe;
     LoaderPlan {
         source: Arc::clone(&job.source),

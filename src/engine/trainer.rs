@@ -6,22 +6,25 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::Device;
 
 use super::config::{EmaConfig, Memory};
 use super::error::EngineError;
+use super::finding::{self, BUNDLE_FORMAT, Finding};
 use super::shape::Shape;
-use super::step::{self, Moved, StepResult, StepSpec};
+use super::step::{self, Attempt, Moved, StepResult, StepSpec};
 use crate::checkpoint::{self, CheckpointError, Snapshot, State};
 use crate::data::HostBatch;
-use crate::method::Learner;
+use crate::method::{Learner, MicroBatch};
 use crate::model::Kind;
 use crate::model::params::{self, Flat, Layout};
 use crate::optim::{
     Clip, Groups, Optimizer, OptimizerConfig, ParamSpec, ParameterRule, Ramp, Rates, Schedule, ema, sum_of_squares,
 };
 use crate::parallel::{Collective, share_tensors, value_from_leader};
+use crate::precision::{Compute, MOST_SKIPPED, OnNonFinite, PrecisionConfig, PrecisionState};
 
 /// What steps do; the same on every rank.
 #[derive(Clone, Debug)]
@@ -48,6 +51,23 @@ pub struct Settings {
     pub clip: Clip,
     /// Moving average of the weights.
     pub ema: Option<EmaConfig>,
+    /// What products compute in; `auto` is resolved.
+    pub precision: PrecisionConfig,
+    /// Images of one step.
+    pub images: usize,
+    /// Digest of the run's plan.
+    pub plan: String,
+}
+
+/// What became of a step.
+#[derive(Debug, Default)]
+pub struct Stepped {
+    /// Its numbers, on the first rank of a process; nothing where the run has to stop.
+    pub numbers: Option<StepNumbers>,
+    /// What was not finite; the same on all ranks.
+    pub finding: Option<Box<Finding>>,
+    /// Whether the run has to stop. The state is that before the step.
+    pub stops: bool,
 }
 
 /// What a step came to.
@@ -67,6 +87,10 @@ pub struct StepNumbers {
     pub uniform_loss: Option<[f64; 2]>,
     /// How the embeddings lie on the sphere; where the method shows them.
     pub embeddings: Option<Shape>,
+    /// The step was not finite and moved nothing.
+    pub skipped: bool,
+    /// What is known of the precision after the step.
+    pub precision: PrecisionState,
 }
 
 /// One rank's part of training.
@@ -76,6 +100,16 @@ pub struct Trainer<'a> {
     learner: Box<dyn Learner>,
     step: u64,
     leader: Option<Leader>,
+    precision: PrecisionState,
+    config: PrecisionConfig,
+    images: usize,
+    plan: String,
+}
+
+/// What an attempt at a step came to; the same on every rank.
+enum Outcome {
+    Moved(Box<StepNumbers>),
+    NotFinite { what: &'static str, value: f64 },
 }
 
 /// What a process keeps once, beside the weights.
@@ -110,17 +144,19 @@ impl<'a> Trainer<'a> {
             steps_per_epoch: settings.steps_per_epoch,
             device,
         };
+        let (config, images, plan) = (settings.precision.clone(), settings.images, settings.plan.clone());
         let start =
             ranks.leads().then(|| Leader::start(settings, learner.as_ref(), resume, ranks.threads())).transpose()?;
         let (leader, start) = match start {
             Some((leader, state)) => {
                 let flat = Flat::upload(state.weights, state.buffers, &spec.device);
-                (Some(leader), Some((state.step, flat)))
+                (Some(leader), Some((state.step, flat, state.precision)))
             }
             None => (None, None),
         };
         let start = value_from_leader(ranks, start)?;
-        let mut trainer = Self { spec, ranks, learner, step: start.0, leader };
+        let precision = start.2.clone();
+        let mut trainer = Self { spec, ranks, learner, step: start.0, leader, precision, config, images, plan };
         trainer.learner.set(&start.1);
         Ok(trainer)
     }
@@ -131,21 +167,128 @@ impl<'a> Trainer<'a> {
         self.step
     }
 
-    /// Runs one step over this rank's micro-batches. The first rank of a process gets its numbers.
+    /// Runs one step over this rank's micro-batches; where an fp16 gradient overflows, again at smaller and smaller scales of the loss.
+    ///
+    /// Attempts are the same step: they move nothing, see the same images and draw the same noise. `spoilt` makes the first one
+    /// overflow on purpose.
     ///
     /// # Errors
-    /// When loss, gradient or new weights are not finite, or another rank failed.
-    pub fn step(&mut self, batches: Vec<HostBatch>) -> Result<Option<StepNumbers>, EngineError> {
-        let result = step::run(&self.spec, self.step, batches, self.learner.as_mut(), self.ranks)?;
-        let (mut numbers, mut flat) = (None, None);
-        if let Some(leader) = &mut self.leader {
-            let (told, moved) = leader.update(&self.spec, self.step, result, self.learner.as_ref())?;
-            (numbers, flat) = (Some(told), Some(moved));
+    /// When new weights are not finite, or another rank failed.
+    pub fn step(&mut self, batches: Vec<HostBatch>, spoilt: bool) -> Result<Stepped, EngineError> {
+        let batches: Vec<MicroBatch> =
+            batches.into_iter().map(|batch| step::to_device(&self.spec, self.step, batch)).collect();
+        let mut spoilt = spoilt;
+        let mut stepped = Stepped::default();
+        loop {
+            let attempt = Attempt { spoilt: std::mem::take(&mut spoilt), ..self.attempt() };
+            let (what, value) = match &*self.try_step(&batches, attempt)? {
+                Outcome::Moved(numbers) => {
+                    self.precision.observe(&self.config.scale, false);
+                    self.precision.skipped_in_a_row = 0;
+                    self.step += 1;
+                    stepped.numbers = self.told(StepNumbers::clone(numbers));
+                    return Ok(stepped);
+                }
+                Outcome::NotFinite { what, value } => (*what, *value),
+            };
+            // a smaller scale changes gradients alone
+            if what == GRADIENT && self.precision.observe(&self.config.scale, true) {
+                continue;
+            }
+            stepped.finding = Some(Box::new(self.explain(&batches, what, value)?));
+            match self.config.on_nonfinite {
+                OnNonFinite::FallbackBf16 if self.precision.scale.is_some() => self.precision.fall_back(self.step),
+                OnNonFinite::Skip if self.precision.skipped_in_a_row < MOST_SKIPPED => {
+                    self.precision.skipped += 1;
+                    self.precision.skipped_in_a_row += 1;
+                    self.step += 1;
+                    let numbers = StepNumbers::skipped(what, value, self.lr());
+                    stepped.numbers = self.told(numbers);
+                    return Ok(stepped);
+                }
+                _ => {
+                    stepped.stops = true;
+                    return Ok(stepped);
+                }
+            }
         }
-        let flat = value_from_leader(self.ranks, flat)?;
-        self.learner.set(&flat);
-        self.step += 1;
-        Ok(numbers)
+    }
+
+    /// Runs the next step's passes and tells what layers put out; moves nothing.
+    ///
+    /// # Errors
+    /// When another rank failed.
+    pub fn look(&mut self, batches: Vec<HostBatch>) -> Result<Finding, EngineError> {
+        let batches: Vec<MicroBatch> =
+            batches.into_iter().map(|batch| step::to_device(&self.spec, self.step, batch)).collect();
+        self.explain(&batches, "", 0.0)
+    }
+
+    /// Sets what the scale of the loss and its counters are.
+    pub fn set_precision(&mut self, state: PrecisionState) {
+        self.precision = state;
+    }
+
+    fn attempt(&self) -> Attempt {
+        let (autocast, factor) = (self.precision.autocast(&self.config), self.precision.factor(self.images));
+        Attempt { autocast, factor, spoilt: false }
+    }
+
+    /// Tries a step once. Where its numbers are not finite, the weights are what they were.
+    fn try_step(&mut self, batches: &[MicroBatch], attempt: Attempt) -> Result<Arc<Outcome>, EngineError> {
+        let result = step::run(&self.spec, self.step, attempt, batches, self.learner.as_mut(), self.ranks)?;
+        let made = match &mut self.leader {
+            Some(leader) => {
+                let (outcome, flat) = leader.update(&self.spec, self.step, result, self.learner.as_ref())?;
+                Some((Arc::new(outcome), flat))
+            }
+            None => None,
+        };
+        let made = value_from_leader(self.ranks, made)?;
+        self.learner.set(&made.1);
+        Ok(Arc::clone(&made.0))
+    }
+
+    /// Adds what the leader of a process tells of a step.
+    fn told(&self, numbers: StepNumbers) -> Option<StepNumbers> {
+        let precision = self.precision.clone();
+        self.leader.as_ref().map(|_| StepNumbers { step: self.step, precision, ..numbers })
+    }
+
+    fn lr(&self) -> f64 {
+        self.leader.as_ref().map_or(0.0, |leader| leader.settings.schedule.lr_at(self.step))
+    }
+
+    /// Looks for what was not finite first.
+    fn explain(&mut self, batches: &[MicroBatch], what: &str, value: f64) -> Result<Finding, EngineError> {
+        let seen = step::watch(&self.spec, self.step, self.attempt(), batches, self.learner.as_ref(), self.ranks)?;
+        let finding::Seen { first, images, micro_batch, layers, gradients } =
+            finding::gather(&seen, self.learner.layout(), self.ranks)?;
+        let weights = self.leader.as_ref().map(|_| {
+            let mut hasher = blake3::Hasher::new();
+            params::hash(&mut hasher, &self.learner.weights());
+            params::hash(&mut hasher, &self.learner.buffers());
+            hasher.finalize().to_hex().to_string()
+        });
+        let weights = value_from_leader(self.ranks, weights)?;
+        let fell_back = self.precision.fell_back_after.is_some();
+        Ok(Finding {
+            format: BUNDLE_FORMAT,
+            autodidact: env!("CARGO_PKG_VERSION").to_owned(),
+            plan: self.plan.clone(),
+            step: self.step + 1,
+            seed: self.spec.seed,
+            compute: if fell_back { Compute::Bf16 } else { self.config.compute },
+            precision: self.precision.clone(),
+            weights: weights.to_string(),
+            what: what.to_owned(),
+            value: value.to_string(),
+            first,
+            images,
+            micro_batch,
+            layers,
+            gradients,
+        })
     }
 
     /// Hands the state to `save`, on the first rank of a process.
@@ -158,6 +301,7 @@ impl<'a> Trainer<'a> {
             buffers: &buffers,
             optimizer: optimizer.state(),
             ema: ema.as_deref(),
+            precision: &self.precision,
         };
         Some(save(self.learner.layout(), &snapshot))
     }
@@ -165,13 +309,14 @@ impl<'a> Trainer<'a> {
     /// Ends training; the first rank of a process gets the state, without the optimizer's.
     #[must_use]
     pub fn finish(self) -> Option<State> {
-        let Self { learner, step, leader, .. } = self;
+        let Self { learner, step, leader, precision, .. } = self;
         leader.map(|leader| State {
             step,
             weights: learner.weights(),
             buffers: learner.buffers(),
             optimizer: Vec::new(),
             ema: leader.ema,
+            precision,
         })
     }
 }
@@ -192,7 +337,14 @@ impl Leader {
             let mut weights = learner.weights();
             learner.at_start(&mut weights);
             let ema = with_ema.then(|| weights.clone());
-            let state = State { step: 0, weights, buffers: learner.buffers(), optimizer: Vec::new(), ema: None };
+            let state = State {
+                step: 0,
+                weights,
+                buffers: learner.buffers(),
+                optimizer: Vec::new(),
+                ema: None,
+                precision: settings.precision.start(),
+            };
             return Ok((Self { settings, optimizer, ema, threads }, state));
         };
         let names: Vec<&str> = optimizer.state().iter().map(|(name, _)| *name).collect();
@@ -214,11 +366,13 @@ impl Leader {
         step: u64,
         result: StepResult,
         learner: &dyn Learner,
-    ) -> Result<(StepNumbers, Flat), EngineError> {
+    ) -> Result<(Outcome, Flat), EngineError> {
         let StepResult { loss, moved, batch_stats, stats_places, parts, statistics, uniform, shape } = result;
         let Moved { mut gradient, scale, flat } = moved.expect("the first rank of a process gets gradient and weights");
         let Self { settings, optimizer, ema, threads } = self;
-        finite(step, "loss", loss)?;
+        if !loss.is_finite() {
+            return Ok((Outcome::NotFinite { what: LOSS, value: loss }, flat));
+        }
         optimizer.groups().cancel_frozen(step, &mut gradient);
         let squares = on_threads(*threads, gradient.iter_mut().map(Vec::as_mut_slice).collect(), |values| {
             for g in &mut *values {
@@ -227,7 +381,9 @@ impl Leader {
             sum_of_squares(values)
         });
         let grad_norm = settings.clip.apply(&mut gradient, &squares);
-        finite(step, "norm of the gradient", grad_norm)?;
+        if !grad_norm.is_finite() {
+            return Ok((Outcome::NotFinite { what: GRADIENT, value: grad_norm }, flat));
+        }
         let (mut weights, mut buffers) = flat.into_host();
 
         let lr = settings.schedule.lr_at(step);
@@ -239,15 +395,48 @@ impl Leader {
         // nothing that is not finite may reach a checkpoint, from which the run could never go on
         let pieces = weights.chunks_mut(PIECE).chain(buffers.chunks_mut(PIECE)).collect();
         if let Some(bad) = on_threads(*threads, pieces, |values| not_finite(values)).into_iter().flatten().next() {
-            finite(step, "updated weight", f64::from(bad))?;
+            return Err(EngineError::WeightsNotFinite { step: step + 1, value: bad });
         }
         if let (Some(average), Some(config)) = (ema, &settings.ema) {
             ema::update(average, &weights, config.momentum);
         }
         let flat = Flat::upload(weights, buffers, &spec.device);
-        Ok((StepNumbers { step: step + 1, loss, lr, grad_norm, parts, uniform_loss: uniform, embeddings: shape }, flat))
+        let (skipped, precision) = (false, PrecisionState::default());
+        let numbers = StepNumbers {
+            step: step + 1,
+            loss,
+            lr,
+            grad_norm,
+            parts,
+            uniform_loss: uniform,
+            embeddings: shape,
+            skipped,
+            precision,
+        };
+        Ok((Outcome::Moved(Box::new(numbers)), flat))
     }
 }
+
+impl StepNumbers {
+    /// What is known of a step that moved nothing.
+    fn skipped(what: &str, value: f64, lr: f64) -> Self {
+        let [loss, grad_norm] = if what == LOSS { [value, f64::NAN] } else { [f64::NAN, value] };
+        Self {
+            step: 0,
+            loss,
+            lr,
+            grad_norm,
+            parts: Vec::new(),
+            uniform_loss: None,
+            embeddings: None,
+            skipped: true,
+            precision: PrecisionState::default(),
+        }
+    }
+}
+
+const LOSS: &str = "loss";
+const GRADIENT: &str = "norm of the gradient";
 
 /// Lists the trained parameters for the optimizer.
 pub fn specs(layout: &Layout) -> Vec<ParamSpec> {
@@ -273,10 +462,6 @@ fn on_threads<R: Send>(threads: usize, mut all: Vec<&mut [f32]>, work: impl Fn(&
         }
         results
     })
-}
-
-fn finite(step: u64, what: &'static str, value: f64) -> Result<(), EngineError> {
-    if value.is_finite() { Ok(()) } else { Err(EngineError::NotFinite { step: step + 1, what, value }) }
 }
 
 /// Finds the first value that is NaN or infinite.

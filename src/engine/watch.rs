@@ -61,6 +61,9 @@ impl Watch {
             images: numbers.step * images,
             embedding_spread: numbers.embeddings.map(|shape| shape.spread as f32),
             embedding_rank: numbers.embeddings.and_then(|shape| Some(shape.rank? as f32)),
+            loss_scale: numbers.precision.scale,
+            overflows: numbers.precision.overflows,
+            skipped: numbers.precision.skipped,
             parts: numbers.parts.iter().map(|(name, value)| ((*name).to_owned(), *value as f32)).collect(),
             time_s: (now - self.started).as_secs_f64(),
             images_per_s: images as f64 / (now - self.last).as_secs_f64().max(1e-9),
@@ -72,6 +75,9 @@ impl Watch {
         self.progress.step(&record, images);
         if let Some(note) = note {
             self.progress.say(&note);
+        }
+        if numbers.skipped {
+            return Ok(());
         }
         for warning in self.alarms.observe(numbers) {
             self.progress.say(&warning.to_string());

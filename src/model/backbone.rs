@@ -12,6 +12,7 @@ use super::scope::Scope;
 use super::segment::{Boundary, Features, Segmented};
 use super::vit::Vit;
 use super::vit_arch::VitArch;
+use crate::ops::in_backbone;
 
 /// A backbone.
 ///
@@ -96,7 +97,7 @@ impl Segmented for Backbone {
     }
 
     fn forward_segment(&self, index: usize, x: Boundary, pass: &mut Pass) -> Boundary {
-        self.segments().forward_segment(index, x, pass)
+        in_backbone(|| self.segments().forward_segment(index, x, pass))
     }
 }
 

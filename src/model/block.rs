@@ -12,6 +12,7 @@ use super::layers::{DropPath, LayerNorm, LayerScale, Linear};
 use super::pass::Pass;
 use super::rope::Rotary;
 use super::scope::{Init, Scope};
+use super::trace::seen;
 use crate::ops;
 
 /// Options of a transformer block.
@@ -95,7 +96,9 @@ impl Mlp {
             MlpKind::Gelu => {
                 let with_bias = |(weight, bias): (_, Option<_>)| (weight, bias.expect("`new` gives layers a bias"));
                 let (first, second) = (self.fc1.scaled(None), self.fc2.scaled(scale));
-                return ops::mlp(x, with_bias(first), with_bias(second), residual);
+                let y = ops::mlp(x, with_bias(first), with_bias(second), residual);
+                seen(self.fc2.weight.id, &y);
+                return y;
             }
             MlpKind::Swiglu => |x: Tensor<3>| x.clone() * sigmoid(x),
             MlpKind::Geglu => |x: Tensor<3>| x.clone() * ((x / std::f64::consts::SQRT_2).erf() + 1.0) * 0.5,
@@ -153,7 +156,9 @@ impl Attention {
         scale: Option<Tensor<1>>,
         residual: Option<Tensor<3>>,
     ) -> Tensor<3> {
-        let qkv = self.normed(ops::linear(x, self.qkv.adapted_weight(), self.qkv_bias()));
+        let qkv = ops::linear(x, self.qkv.adapted_weight(), self.qkv_bias());
+        seen(self.qkv.weight.id, &qkv);
+        let qkv = self.normed(qkv);
         let qkv = match rotary {
             Some(rotary) => rotary.turn(qkv, self.heads),
             None => qkv,

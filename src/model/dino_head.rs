@@ -6,6 +6,7 @@ use burn::tensor::activation::gelu;
 
 use super::layers::Linear;
 use super::scope::{Init, Scope};
+use super::trace::seen;
 
 /// Structure of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +82,9 @@ impl DinoHead {
             Some(lengths) => directions * lengths.val(),
             None => directions,
         };
-        crate::ops::linear(unit_rows(x), prototypes, None)
+        let similarities = crate::ops::linear(unit_rows(x), prototypes, None);
+        seen(weight_v.id, &similarities);
+        similarities
     }
 }
 

@@ -10,6 +10,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::lora::Lora;
 use super::pass::{BatchStats, Pass};
 use super::scope::{Init, Scope};
+use super::trace::seen;
 use crate::ops;
 use crate::rng::{Purpose, Stream};
 
@@ -66,7 +67,9 @@ impl Linear {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let inputs = self.weight.dims()[1];
         assert_eq!(x.dims()[D - 1], inputs, "a linear layer of {inputs} inputs got {:?}", x.dims());
-        ops::linear(x, self.adapted_weight(), self.bias.as_ref().map(Param::val))
+        let y = ops::linear(x, self.adapted_weight(), self.bias.as_ref().map(Param::val));
+        seen(self.weight.id, &y);
+        y
     }
 
     /// Returns weight and bias of the layer whose outputs are multiplied by `scale`, if there is one.
@@ -94,10 +97,12 @@ impl Linear {
         residual: Option<Tensor<D>>,
     ) -> Tensor<D> {
         let (weight, bias) = self.scaled(scale);
-        match residual {
+        let y = match residual {
             Some(residual) => ops::linear_residual(x, weight, bias, residual),
             None => ops::linear(x, weight, bias),
-        }
+        };
+        seen(self.weight.id, &y);
+        y
     }
 }
 
@@ -125,7 +130,9 @@ impl LayerNorm {
     /// `[.., dim]` to the same.
     #[must_use]
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        ops::layer_norm(x, self.weight.val(), self.bias.val(), self.eps)
+        let y = ops::layer_norm(x, self.weight.val(), self.bias.val(), self.eps);
+        seen(self.weight.id, &y);
+        y
     }
 }
 
@@ -198,7 +205,9 @@ impl Conv2d {
 
     fn forward_rebuilt(&self, x: Tensor<4>, rebuild: Option<ops::Rebuild>) -> Tensor<4> {
         let bias = self.bias.as_ref().map(Param::val);
-        ops::conv2d_after_norm(x, rebuild, self.weight.val(), bias, [self.stride; 2], [self.padding; 2])
+        let y = ops::conv2d_after_norm(x, rebuild, self.weight.val(), bias, [self.stride; 2], [self.padding; 2]);
+        seen(self.weight.id, &y);
+        y
     }
 }
 
@@ -228,7 +237,9 @@ impl DepthwiseConv {
     #[must_use]
     pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
         let padding = self.weight.dims()[2] / 2;
-        ops::depthwise_conv2d_nhwc(x, self.weight.val(), Some(self.bias.val()), padding)
+        let y = ops::depthwise_conv2d_nhwc(x, self.weight.val(), Some(self.bias.val()), padding);
+        seen(self.weight.id, &y);
+        y
     }
 }
 
@@ -330,7 +341,9 @@ impl BatchNorm {
             self.told(ops::batch_norm_train(x, gamma, beta, self.eps, residual, relu), pass)
         } else {
             let (mean, var) = (self.running_mean.val(), self.running_var.val());
-            ops::batch_norm_eval(x, gamma, beta, mean, var, self.eps, residual, relu)
+            let y = ops::batch_norm_eval(x, gamma, beta, mean, var, self.eps, residual, relu);
+            seen(self.running_mean.id, &y);
+            y
         }
     }
 
@@ -345,6 +358,7 @@ impl BatchNorm {
         let ops::BatchNorm { output, mean, var } = normed;
         let (running_mean, running_var) = (self.running_mean.id, self.running_var.id);
         pass.push_batch_stats(BatchStats { running_mean, running_var, mean, var });
+        seen(running_mean, &output);
         output
     }
 }

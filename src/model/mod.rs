@@ -18,6 +18,7 @@ mod rope;
 mod scope;
 mod segment;
 mod start;
+mod trace;
 mod vit;
 mod vit_arch;
 
@@ -40,5 +41,6 @@ pub use rope::Rotary;
 pub use scope::{Init, Kind, Scope};
 pub use segment::{Boundary, Features, Segmented};
 pub use start::{Start, Tensors};
+pub use trace::{Seen, Spread, traced};
 pub use vit::{PatchEmbed, Vit, gather_tokens};
 pub use vit_arch::VitArch;

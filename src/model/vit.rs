@@ -14,8 +14,9 @@ use super::position::{resize_matrix, sincos_table};
 use super::rope::Rotary;
 use super::scope::{Init, Scope};
 use super::segment::{Boundary, Features, Segmented};
+use super::trace::seen;
 use super::vit_arch::VitArch;
-use crate::ops;
+use crate::ops::{self, in_backbone};
 
 /// Patches to tokens.
 #[derive(Module, Debug)]
@@ -57,6 +58,7 @@ impl PatchEmbed {
         let x = images.reshape([batch, channels, rows, patch, columns, patch]).permute([0, 2, 4, 1, 3, 5]);
         let x = x.reshape([batch * rows * columns, flat]);
         let x = ops::linear(x, self.proj.weight.val().reshape([dim, flat]), self.proj.bias.as_ref().map(Param::val));
+        seen(self.proj.weight.id, &x);
         x.reshape([batch, rows * columns, dim])
     }
 }
@@ -147,7 +149,7 @@ impl Vit {
     #[must_use]
     pub fn embed_patches(&self, images: Tensor<4>) -> Tensor<3> {
         let grid = self.grid_of(&images);
-        self.placed(self.patch_embed.forward(images), grid)
+        in_backbone(|| self.placed(self.patch_embed.forward(images), grid))
     }
 
     /// As [`embed_patches`](Self::embed_patches), with `mask_token` in place of the projection of the patches where `masked` is
@@ -159,7 +161,7 @@ impl Vit {
     pub fn embed_masked(&self, images: Tensor<4>, mask_token: Tensor<3>, masked: Tensor<3>) -> Tensor<3> {
         let grid = self.grid_of(&images);
         let seen = masked.clone().neg() + 1.0;
-        self.placed(self.patch_embed.forward(images) * seen + mask_token * masked, grid)
+        in_backbone(|| self.placed(self.patch_embed.forward(images) * seen + mask_token * masked, grid))
     }
 
     /// Encodes patch tokens: puts class and register tokens in front, runs the blocks and the final norm.
@@ -193,7 +195,8 @@ impl Vit {
     ) -> Tensor<3> {
         let x = self.with_prefix(tokens);
         let rotary = self.rotary(grid, kept, &x);
-        self.final_norm(self.blocks.iter().fold(x, |x, block| block.forward_rotary(x, rotary.as_ref(), pass)))
+        let through = |x, block: &Block| block.forward_rotary(x, rotary.as_ref(), pass);
+        in_backbone(|| self.final_norm(self.blocks.iter().fold(x, through)))
     }
 
     /// Returns the tokens after each of the first `count` blocks, without the final norm.
@@ -207,7 +210,7 @@ impl Vit {
         let rotary = self.rotary(grid, None, &x);
         let mut outputs = Vec::with_capacity(count);
         for block in &self.blocks[..count] {
-            x = block.forward_rotary(x, rotary.as_ref(), pass);
+            x = in_backbone(|| block.forward_rotary(x, rotary.as_ref(), pass));
             outputs.push(x.clone());
         }
         outputs

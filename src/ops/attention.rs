@@ -19,8 +19,9 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{DType, Tensor, activation};
 
+use super::autocast;
 use super::bridge::{Operand, consume, primitive, record, register, slice};
 use super::gemm::{Matrix, matmul, transpose};
 use super::memory::{buffer, work_area};
@@ -32,6 +33,10 @@ use super::simd::{LANES, exp, mul_add, reduce, vectorized};
 /// Panics if the last dimension is not `3 * heads` times something.
 #[must_use]
 pub fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
+    if let Some(half) = autocast::active() {
+        let qkv = half.enter(qkv);
+        return half.leave(autocast::off(|| attention(qkv, heads)));
+    }
     let [batch, tokens, packed] = qkv.dims();
     assert!(
         heads > 0 && packed.is_multiple_of(3 * heads),
@@ -49,6 +54,9 @@ pub fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
         (packed, output.clone(), primitive(statistics, [len]))
     })
 }
+
+/// Largest finite value of IEEE half precision.
+const FP16_MAX: f32 = 65504.0;
 
 #[derive(Clone, Copy, Debug)]
 struct Attention {
@@ -224,8 +232,17 @@ fn plain(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
         let part = qkv.clone().slice([0..batch, 0..tokens, i * width..(i + 1) * width]);
         part.reshape([batch, tokens, heads, size]).swap_dims(1, 2)
     };
-    let scores = part(0).matmul(part(1).swap_dims(2, 3)) * (1.0 / (size as f64).sqrt());
-    activation::softmax(scores, 3).matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
+    let dtype = qkv.dtype();
+    let queries = part(0) * (1.0 / (size as f64).sqrt());
+    let scores = queries.matmul(part(1).swap_dims(2, 3));
+    let weights = if dtype == DType::F32 || dtype == DType::F64 {
+        activation::softmax(scores, 3)
+    } else {
+        // in f32; a score beyond what fp16 holds counts as the largest that it does, where a softmax has one weight of 1 anyway
+        let scores = scores.cast(DType::F32).clamp(-FP16_MAX, FP16_MAX);
+        activation::softmax(scores, 3).cast(dtype)
+    };
+    weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
 
+use super::autocast;
 use super::bridge::{Operand, consume, primitive, record, register, slice, wants};
 use super::rebuild::Rebuild;
 use super::simd::{add_row, column_sums};
@@ -128,6 +129,11 @@ pub fn conv2d_after_norm(
     stride: [usize; 2],
     padding: [usize; 2],
 ) -> Tensor<4> {
+    if let Some(half) = autocast::active() {
+        // what is rounded is not what a norm put out, so it is kept
+        let (x, weight, bias) = (half.enter(x), half.enter(weight), bias.map(|bias| half.enter(bias)));
+        return half.leave(autocast::off(|| conv2d_after_norm(x, None, weight, bias, stride, padding)));
+    }
     let g = Geometry::new(x.dims(), weight.dims(), stride, padding);
     let fast = !super::config::is_exact() && winograd::applies(&g);
     run(x, rebuild, weight, bias, g, fast)

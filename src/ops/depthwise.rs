@@ -20,6 +20,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
 
+use super::autocast;
 use super::bridge::{Operand, consume, primitive, record, register, slice, wants};
 use super::conv2d::{to_nchw, to_nhwc};
 use super::memory::{buffer, work_area};
@@ -42,6 +43,10 @@ const SUM_PIXELS: usize = 256;
 /// Panics if the shapes do not fit together, or if the padding is as large as the kernel.
 #[must_use]
 pub fn depthwise_conv2d_nhwc(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, padding: usize) -> Tensor<4> {
+    if let Some(half) = autocast::active() {
+        let (x, weight, bias) = (half.enter(x), half.enter(weight), bias.map(|bias| half.enter(bias)));
+        return half.leave(autocast::off(|| depthwise_conv2d_nhwc(x, weight, bias, padding)));
+    }
     let g = Plane::new(x.dims(), weight.dims(), padding);
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [g.channels], "bias of a depthwise convolution has one value per channel");

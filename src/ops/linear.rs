@@ -19,6 +19,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, activation};
 
+use super::autocast;
 use super::bridge::{Operand, consume, primitive, record, register, slice, wants};
 use super::gemm::{Matrix, matmul, matmul_by_blocks, product, transposed};
 use super::memory::{buffer, work_area};
@@ -63,6 +64,14 @@ fn run<const D: usize>(
     residual: Option<Tensor<D>>,
     gelu: bool,
 ) -> Tensor<D> {
+    if let Some(half) = autocast::active() {
+        let (x, weight, bias) = (half.enter(x), half.enter(weight), bias.map(|bias| half.enter(bias)));
+        let y = half.leave(autocast::off(|| run(x, weight, bias, None, gelu)));
+        return match residual {
+            Some(residual) => y + residual,
+            None => y,
+        };
+    }
     let mut shape = x.dims();
     let [outs, ins] = weight.dims();
     assert_eq!(shape[D - 1], ins, "linear layer over {ins} features applied to {}", shape[D - 1]);

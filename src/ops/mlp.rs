@@ -22,9 +22,10 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
+use super::autocast;
 use super::bridge::{Operand, consume, primitive, record, register, slice};
 use super::gemm::{Matrix, matmul, transposed};
-use super::linear::{biased, biased_sum, gelu, gelu_with_slope, linear_gelu, linear_residual};
+use super::linear::{biased, biased_sum, gelu, gelu_with_slope, linear, linear_gelu, linear_residual};
 use super::memory::{buffer, work_area};
 use super::simd::{add_row, add_to_totals, column_sums, multiply};
 
@@ -40,6 +41,13 @@ type Layer = (Tensor<2>, Tensor<1>);
 /// Panics if shapes do not fit together.
 #[must_use]
 pub fn mlp<const D: usize>(x: Tensor<D>, first: Layer, second: Layer, residual: Option<Tensor<D>>) -> Tensor<D> {
+    if autocast::active().is_some() {
+        let hidden = linear_gelu(x, first.0, Some(first.1));
+        return match residual {
+            Some(residual) => linear_residual(hidden, second.0, Some(second.1), residual),
+            None => linear(hidden, second.0, Some(second.1)),
+        };
+    }
     let mut shape = x.dims();
     let ([hidden, ins], [outs, inner]) = (first.0.dims(), second.0.dims());
     assert_eq!(shape[D - 1], ins, "an MLP over {ins} features applied to {}", shape[D - 1]);

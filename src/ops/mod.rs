@@ -12,6 +12,10 @@
 //! (see each file) and over the elements of a row in 32 interleaved sums, added up in a fixed order. A tensor
 //! with and without gradient goes through the same kernel.
 //!
+//! # Mixed precision
+//!
+//! Operations that multiply matrices first ask [`autocast`] for the type to do it in, and then come here again with rounded operands.
+//!
 //! # Instruction sets
 //!
 //! Loops are written once and compiled for AVX-512, for AVX2 with FMA and for the baseline (`simd`); the choice is made at run
@@ -23,6 +27,7 @@
 #![allow(clippy::needless_range_loop, reason = "formulas with several tensors under one index")]
 
 mod attention;
+mod autocast;
 mod batch_norm;
 mod bridge;
 mod config;
@@ -43,6 +48,7 @@ mod testing;
 mod winograd;
 
 pub use attention::attention;
+pub use autocast::{Autocast, Half, autocast, in_backbone};
 pub use batch_norm::{BatchNorm, batch_norm_eval, batch_norm_rebuilt, batch_norm_train};
 pub use config::{OpsConfig, configure};
 pub use conv2d::{conv2d_after_norm, conv2d_nhwc, to_nchw, to_nhwc};

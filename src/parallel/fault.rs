@@ -6,6 +6,7 @@
 //! | `stop@P:N` | it stops answering there, as by SIGSTOP |
 //! | `extra@P:N` | it does an operation there that the others do not |
 //! | `nan@R:N` | a pixel that rank `R` sees in step `N`, from 1, is not a number |
+//! | `inf@R:N` | in the first attempt at step `N`, from 1, a gradient of rank `R` is infinite |
 //! | `slow@R:N` | rank `R` takes `N` milliseconds longer for each step |
 
 /// What goes wrong, and where.
@@ -23,6 +24,7 @@ enum Kind {
     Stop,
     Extra,
     Nan,
+    Inf,
     Slow,
 }
 
@@ -46,6 +48,7 @@ impl Fault {
             "stop" => Kind::Stop,
             "extra" => Kind::Extra,
             "nan" => Kind::Nan,
+            "inf" => Kind::Inf,
             "slow" => Kind::Slow,
             _ => return None,
         };
@@ -56,6 +59,12 @@ impl Fault {
     #[must_use]
     pub fn spoils(self, rank: usize, step: u64) -> bool {
         self == Self { kind: Kind::Nan, whose: rank, number: step }
+    }
+
+    /// Tells whether a gradient of `rank` overflows in `step`, counted from 1.
+    #[must_use]
+    pub fn overflows(self, rank: usize, step: u64) -> bool {
+        self == Self { kind: Kind::Inf, whose: rank, number: step }
     }
 
     /// How much longer a step of `rank` takes.
@@ -74,7 +83,7 @@ impl Fault {
             Kind::Kill => "-KILL",
             Kind::Stop => "-STOP",
             Kind::Extra => return true,
-            Kind::Nan | Kind::Slow => return false,
+            Kind::Nan | Kind::Inf | Kind::Slow => return false,
         };
         let own = std::process::id().to_string();
         let _ = std::process::Command::new("kill").args([signal, &own]).status();
@@ -99,6 +108,8 @@ mod tests {
         assert!(extra.strike(1, 37) && !extra.strike(0, 37) && !extra.strike(1, 36));
         let nan = Fault::read("nan@2:3").unwrap();
         assert!(nan.spoils(2, 3) && !nan.spoils(2, 4) && !nan.strike(2, 3));
+        let inf = Fault::read("inf@2:3").unwrap();
+        assert!(inf.overflows(2, 3) && !inf.overflows(1, 3) && !inf.spoils(2, 3) && !nan.overflows(2, 3));
         let slow = Fault::read("slow@1:250").unwrap();
         assert_eq!([0, 1].map(|rank| slow.delay(rank).as_millis()), [0, 250]);
         assert_eq!(slow.to_string(), "slow@1:250");

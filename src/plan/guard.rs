@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Plan;
+use crate::precision::{Bf16, Compute};
 use crate::recipe::plural;
 
 /// Below this many images pretraining from scratch rarely beats a foundation checkpoint.
@@ -31,7 +32,20 @@ impl fmt::Display for Warning {
 }
 
 pub(super) fn warnings(plan: &Plan, cores: usize) -> Vec<Warning> {
-    [few_images(plan), few_steps(plan), large_batch(plan), crowded(plan, cores)].into_iter().flatten().collect()
+    [few_images(plan), few_steps(plan), large_batch(plan), crowded(plan, cores), fp16(plan)].into_iter().flatten().collect()
+}
+
+/// fp16 where bf16 can be had.
+fn fp16(plan: &Plan) -> Option<Warning> {
+    let chosen = plan.recipe.precision.compute == Compute::Fp16 && plan.bf16 == Bf16::Native;
+    chosen.then(|| Warning {
+        code: "W006",
+        message: format!(
+            "`precision.compute` is \"fp16\", whose largest number is 65504: losses that grow end in NaN; {} computes in bf16 as fast, with the range of fp32",
+            plan.device
+        ),
+        advice: vec!["use `precision.compute=bf16`".to_owned()],
+    })
 }
 
 fn few_images(plan: &Plan) -> Option<Warning> {

@@ -18,6 +18,7 @@ use crate::method::{Labels, RunFacts};
 use crate::model::{BackboneConfig, Scope, Start};
 use crate::optim::{LrDecay, LrScaling, Ramp, RampConfig, RampShape, Schedule};
 use crate::parallel::Reduction;
+use crate::precision::{Bf16, Compute, PrecisionConfig};
 use crate::recipe::{Numbers, Problem, Recipe, plural};
 
 /// A recipe, resolved for a data set and a machine.
@@ -55,6 +56,8 @@ pub struct Plan {
     pub workers: usize,
     /// What it runs on, in words.
     pub device: String,
+    /// What that makes of bf16.
+    pub bf16: Bf16,
     /// Trainable parameters; filled in when the network has been built.
     pub parameters: Option<usize>,
     /// What the method's settings were made from, where the recipe leaves them open.
@@ -93,6 +96,8 @@ pub struct Request {
     pub cores: usize,
     /// What the run will compute on, in words.
     pub device: String,
+    /// What that makes of bf16.
+    pub bf16: Bf16,
 }
 
 /// A number of ranks, as typed.
@@ -192,6 +197,7 @@ impl Plan {
         let workers = if recipe.data.workers == 0 { request.cores.clamp(1, 16) } else { recipe.data.workers };
         let facts = RunFacts { images: data.images, steps, steps_per_epoch, labels: data.labels.clone() };
         let mut notes = recipe.method.resolve(&facts);
+        notes.extend(resolve_precision(&mut recipe.precision, request)?);
         recipe.resolve_metric()?;
         notes.extend(start.iter().flat_map(|start| start.notes().iter().cloned()));
         if start.is_some() && matches!(&recipe.backbone, BackboneConfig::Resnet(config) if config.zero_init_residual) {
@@ -226,6 +232,7 @@ impl Plan {
             processes,
             workers,
             device: request.device.clone(),
+            bf16: request.bf16,
             parameters: None,
             notes,
             warnings: Vec::new(),
@@ -295,6 +302,32 @@ impl Plan {
     pub fn owned_by(&self, rank: usize) -> Range<usize> {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         rank * self.micro_batches / self.ranks..(rank + 1) * self.micro_batches / self.ranks
+    }
+}
+
+/// Settles what products compute in; returns what to say about it.
+fn resolve_precision(precision: &mut PrecisionConfig, request: &Request) -> Result<Option<String>, Vec<Problem>> {
+    let device = &request.device;
+    match (precision.compute, request.bf16) {
+        (Compute::Auto, Bf16::Native) => {
+            precision.compute = Compute::Bf16;
+            Ok(Some(format!("`precision.compute` is \"auto\": bf16, which {device} has")))
+        }
+        (Compute::Auto, bf16) => {
+            precision.compute = Compute::Fp32;
+            let why = if bf16 == Bf16::No { "has no bf16" } else { "gains nothing from bf16" };
+            Ok(Some(format!("`precision.compute` is \"auto\": fp32, for {device} {why}")))
+        }
+        (Compute::Bf16, Bf16::No) => {
+            let key = "precision.compute";
+            let message = format!("`{key}` is \"bf16\", which {device} does not have");
+            Err(vec![Problem::at(key, message).hint("use \"fp16\", \"fp32\" or \"auto\"")])
+        }
+        (Compute::Bf16 | Compute::Fp16, Bf16::Emulated) => Ok(Some(format!(
+            "`precision.compute` is \"{0}\": {device} rounds to {0} and computes in fp32, which gives its numbers but is slower than fp32",
+            precision.compute.name()
+        ))),
+        _ => Ok(None),
     }
 }
 

@@ -32,6 +32,7 @@ use crate::model::BackboneConfig;
 use crate::ops::OpsConfig;
 use crate::optim::{OptimizerConfig, ParameterRule, ScheduleConfig};
 use crate::parallel::ParallelConfig;
+use crate::precision::PrecisionConfig;
 
 /// A complete run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -71,6 +72,9 @@ pub struct Recipe {
     /// Operations that compute on the CPU.
     #[serde(default)]
     pub ops: OpsConfig,
+    /// Mixed precision, and what happens when numbers are not finite.
+    #[serde(default)]
+    pub precision: PrecisionConfig,
     /// How ranks work together.
     #[serde(default)]
     pub parallel: ParallelConfig,

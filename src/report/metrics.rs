@@ -38,6 +38,15 @@ pub struct StepRecord {
     /// Effective number of directions that the embeddings differ in, of at most 64 images: 1 when they lie on a line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_rank: Option<f32>,
+    /// Scale of the loss after this step, in fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// Attempts up to here that overflowed in fp16 and were made again at a smaller scale.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overflows: u64,
+    /// Steps up to here that were not finite and moved nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
     /// Seconds since this process started training.
     pub time_s: f64,
     /// Rate of this step.
@@ -58,6 +67,11 @@ pub struct Pace {
     pub slowest_s: f64,
     /// Which that was.
     pub slowest_rank: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
@@ -178,6 +192,9 @@ mod tests {
             parts: BTreeMap::from([("invariance".to_owned(), 0.1)]),
             embedding_spread: Some(0.9),
             embedding_rank: Some(7.5),
+            loss_scale: None,
+            overflows: 0,
+            skipped: 0,
             time_s: 0.25,
             images_per_s: 1234.5,
             pace: None,

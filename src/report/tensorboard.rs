@@ -65,6 +65,7 @@ impl EventLog {
         }));
         scalars.extend(record.parts.iter().map(|(name, &value)| (format!("train/parts/{name}"), value)));
         scalars.extend(record.embedding_spread.map(|spread| ("train/embedding_spread".to_owned(), spread)));
+        scalars.extend(record.loss_scale.map(|scale| ("train/loss_scale".to_owned(), scale)));
         scalars.extend(record.embedding_rank.map(|rank| ("train/embedding_rank".to_owned(), rank)));
         self.scalars(record.step, &scalars, now)
     }
@@ -181,6 +182,9 @@ mod tests {
             parts: BTreeMap::from([("a".to_owned(), 1.0)]),
             embedding_spread: None,
             embedding_rank: None,
+            loss_scale: None,
+            overflows: 0,
+            skipped: 0,
             time_s: 0.0,
             images_per_s: 10.0,
             pace: None,

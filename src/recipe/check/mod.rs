@@ -11,6 +11,7 @@ use crate::engine::{BatchConfig, Judged};
 use crate::eval::EvalConfig;
 use crate::method::Inputs;
 use crate::optim::ParameterRule;
+use crate::precision::{Compute, OnNonFinite, PrecisionConfig, ScaleConfig};
 use crate::problem::{Numbers, Problem};
 
 impl Recipe {
@@ -38,6 +39,7 @@ impl Recipe {
         optim::schedule(&self.schedule, &self.optimizer, &mut found);
         optim::parameters(&self.parameters, &mut found);
         eval(&self.eval, &mut found);
+        precision(&self.precision, &mut found);
         self.check_supervised(&mut found);
         found.problems
     }
@@ -238,6 +240,28 @@ fn batch(batch: &BatchConfig, found: &mut Numbers) {
             format!("`batch.micro` is {micro}, which does not divide `batch.global`, {global}"),
         );
         found.push(problem.against("batch.global").hint(batch_hint(global, micro)));
+    }
+}
+
+fn precision(precision: &PrecisionConfig, found: &mut Numbers) {
+    let ScaleConfig { initial, growth, backoff, interval, min } = precision.scale;
+    found.positive("precision.scale.min", f64::from(min));
+    if !(initial.is_finite() && initial >= min) {
+        found.limit("precision.scale.initial", initial, &format!("finite and at least `precision.scale.min`, {min}"));
+    }
+    if !(growth.is_finite() && growth > 1.0) {
+        found.limit("precision.scale.growth", growth, "greater than 1");
+    }
+    if !(backoff > 0.0 && backoff < 1.0) {
+        found.limit("precision.scale.backoff", backoff, "greater than 0 and less than 1");
+    }
+    if interval == 0 {
+        found.limit("precision.scale.interval", interval, "at least 1");
+    }
+    let key = "precision.on_nonfinite";
+    if precision.on_nonfinite == OnNonFinite::FallbackBf16 && precision.compute != Compute::Fp16 {
+        let message = format!("`{key}` is \"fallback-bf16\", but only a run in fp16 can fall back to it");
+        found.push(Problem::at(key, message).against("precision.compute").hint("use \"stop\" or \"skip\""));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Loss scaling for half precision.
+//! The scale of the loss.
 
 /// The scale that a loss is multiplied by so that small gradients survive in fp16, moved by whether they overflowed:
 /// Micikevicius et al., 2017, <https://arxiv.org/abs/1710.03740>, section 3.2, as in torch's `GradScaler`.
