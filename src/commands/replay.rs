@@ -134,7 +134,9 @@ fn table(bundle: &Finding, found: &Finding) -> String {
         line(format!("\n{title:width$}  {:>11}  {:>11}  {:>11}  {:>10}", "min", "max", "rms", "not finite"));
         for Layer { path, count, not_finite, min, max, rms } in layers {
             let share = if *not_finite == 0 { "-".to_owned() } else { format!("{not_finite}/{count}") };
-            line(format!("{path:width$}  {min:>11.4e}  {max:>11.4e}  {rms:>11.4e}  {share:>10}"));
+            let number = |value: &f64| if not_finite == count { "-".to_owned() } else { format!("{value:.4e}") };
+            let [min, max, rms] = [min, max, rms].map(number);
+            line(format!("{path:width$}  {min:>11}  {max:>11}  {rms:>11}  {share:>10}"));
         }
     }
     text.trim_end().to_owned()

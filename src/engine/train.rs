@@ -260,6 +260,8 @@ fn tell(
         }
     }
     ranks.wait_for_processes("bundle written")?;
+    // no rank ends the run before the first one has written
+    said_by_first(ranks, true)?;
     let Finding { step, what, value, compute, precision, .. } = finding;
     let computed = match precision.scale {
         Some(scale) => format!("{} at loss scale {scale}", compute.name()),

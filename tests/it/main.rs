@@ -8,6 +8,7 @@ mod finetune;
 mod golden;
 mod launch;
 mod mistakes;
+mod precision;
 mod predictions;
 #[cfg(feature = "mpi")]
 mod processes;

@@ -27,7 +27,7 @@ fn recipes(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn all() -> Vec<PathBuf> {
+pub(crate) fn all() -> Vec<PathBuf> {
     recipes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes"))
 }
 
@@ -36,7 +36,7 @@ fn is_huge(path: &Path) -> bool {
 }
 
 /// Four micro-batches, an epoch of two steps.
-fn shrunk(path: &Path) -> DocumentMut {
+pub(crate) fn shrunk(path: &Path) -> DocumentMut {
     let text = fs::read_to_string(path).unwrap();
     let mut recipe = text.parse::<DocumentMut>().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     recipe["data"]["source"] = value("sample");

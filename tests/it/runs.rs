@@ -99,7 +99,7 @@ impl Place {
         if String::from_utf8_lossy(&recipe).contains("[method.classify]") { "finetune" } else { "pretrain" }
     }
 
-    fn command(&self, run: &str, options: &[&str]) -> Command {
+    pub(crate) fn command(&self, run: &str, options: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
         command.arg(self.task()).arg(self.path("recipe.toml")).arg("--run-dir").arg(self.path(run)).args(options);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
@@ -115,6 +115,12 @@ impl Place {
         let output = self.output(run, options);
         assert!(output.status.success(), "{run} {options:?}: {}", String::from_utf8_lossy(&output.stderr));
         Result::of(&self.path(run))
+    }
+
+    /// Replays a step.
+    pub(crate) fn replay(&self, bundle: &Path, options: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
+        command.arg("replay").arg(bundle).args(options).stdin(Stdio::null()).output().unwrap()
     }
 
     fn spawn(&self, run: &str, options: &[&str]) -> Child {
@@ -161,9 +167,13 @@ impl Result {
     }
 
     /// The loss of each step.
-    #[cfg(feature = "mpi")]
     pub(crate) fn losses(&self) -> impl Iterator<Item = f64> {
         self.steps.iter().map(|step| step["loss"].as_f64().unwrap())
+    }
+
+    /// Tells whether losses and files are others.
+    pub(crate) fn differs(&self, other: &Self) -> bool {
+        self.steps != other.steps && self.files != other.files
     }
 
     pub(crate) fn assert_same(&self, other: &Self, what: &str) {
