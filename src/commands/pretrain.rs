@@ -20,6 +20,7 @@ use crate::model::Start;
 use crate::optim::{Groups, ParameterRule};
 use crate::parallel::Fault;
 use crate::plan::{DataFacts, Plan, Request};
+use crate::precision::Compute;
 use crate::recipe::{self, Loaded, Problem, Recipe};
 use crate::report::{Environment, Summary, quoted, read_metrics};
 
@@ -423,6 +424,7 @@ fn watch_signals(leads: bool) -> Result<&'static AtomicBool, Failure> {
 fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: String) -> Summary {
     let records = read_metrics(&folder.join("metrics.jsonl")).unwrap_or_default();
     let batch = plan.recipe.batch.global as u64;
+    let (compute, numbers) = (plan.recipe.precision.compute, &trained.state.precision);
     let (seconds, steps) = if trained.steps > 0 { (trained.seconds, trained.steps) } else { earlier(folder) };
     Summary {
         init: plan.start().map(|start| start.typed().to_owned()),
@@ -434,6 +436,11 @@ fn describe(plan: &Plan, folder: &Path, trained: &Trained, resume_command: Strin
         images_per_s: if seconds > 0.0 { (steps * batch) as f64 / seconds } else { 0.0 },
         first_loss: records.first().map(|record| record.loss),
         last_loss: records.last().map(|record| record.loss),
+        compute: (compute != Compute::Fp32).then(|| compute.name()),
+        loss_scale: numbers.scale,
+        overflows: numbers.overflows,
+        skipped_steps: numbers.skipped,
+        fell_back_after: numbers.fell_back_after,
         resume_command,
         ..Summary::default()
     }

@@ -116,10 +116,14 @@ fn table(bundle: &Finding, found: &Finding) -> String {
         bundle.what,
         bundle.value
     ));
-    line(format!("weights {}", if found.weights == bundle.weights { "as in the bundle" } else { "OTHER than in the bundle" }));
+    line(format!(
+        "weights {}",
+        if found.weights == bundle.weights { "as in the bundle" } else { "OTHER than in the bundle" }
+    ));
     let parts = [(&bundle.layers, &found.layers), (&bundle.gradients, &found.gradients)];
     let (all, differ) = parts.iter().fold((0, 0), |(all, differ), (then, now)| {
-        let differing = then.iter().zip(*now).filter(|(then, now)| then != now).count() + then.len().abs_diff(now.len());
+        let differing =
+            then.iter().zip(*now).filter(|(then, now)| then != now).count() + then.len().abs_diff(now.len());
         (all + now.len(), differ + differing)
     });
     line(match differ {

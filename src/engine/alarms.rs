@@ -81,8 +81,8 @@ fn push(window: &mut VecDeque<f64>, value: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::precision::PrecisionState;
     use crate::engine::Shape;
+    use crate::precision::PrecisionState;
 
     fn run(loss: impl Fn(u64) -> f64, spread: impl Fn(u64) -> Option<f64>, steps: u64) -> Vec<(u64, &'static str)> {
         shaped(loss, |step| spread(step).map(|spread| Shape { spread, rank: Some(20.0) }), steps)

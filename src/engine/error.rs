@@ -72,27 +72,8 @@ pub enum EngineError {
         what: &'static str,
     },
     /// The loss or the gradient is NaN or infinite.
-    #[error(
-        "step {step}: the {what} is {value} in {precision}; {place}\nhint: {advice}; the state before the step is saved: {}; `autodidact replay {}` shows every layer", checkpoint.display(), bundle.display()
-    )]
-    NotFinite {
-        /// The step, counted from 1 as in the logs.
-        step: u64,
-        /// Loss or gradient norm.
-        what: String,
-        /// Its value.
-        value: String,
-        /// What it was computed in, with the scale of the loss.
-        precision: String,
-        /// Where the first value was that is not finite.
-        place: String,
-        /// What may help.
-        advice: String,
-        /// The state before the step.
-        checkpoint: PathBuf,
-        /// What explains the step.
-        bundle: PathBuf,
-    },
+    #[error(transparent)]
+    NotFinite(Box<NotFinite>),
     /// A step in front of the one to be replayed.
     #[error(
         "step {step}, on the way to step {wanted}, is not finite here, though it was in the run\nhint: replay on the machine type and the device of the run, with its images"
@@ -123,6 +104,30 @@ pub enum EngineError {
         /// What it said.
         text: String,
     },
+}
+
+/// A loss or gradient that is NaN or infinite.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "step {step}: the {what} is {value} in {precision}; {place}\nhint: {advice}; the state before the step is saved: {}; `autodidact replay {}` shows every layer", checkpoint.display(), bundle.display()
+)]
+pub struct NotFinite {
+    /// The step, counted from 1 as in the logs.
+    pub step: u64,
+    /// Loss or gradient norm.
+    pub what: String,
+    /// Its value.
+    pub value: String,
+    /// What it was computed in, with the scale of the loss.
+    pub precision: String,
+    /// Where the first value was that is not finite.
+    pub place: String,
+    /// What may help.
+    pub advice: String,
+    /// The state before the step.
+    pub checkpoint: PathBuf,
+    /// What explains the step.
+    pub bundle: PathBuf,
 }
 
 fn with_hint(aborted: &Aborted) -> String {

@@ -130,12 +130,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     /// Runs a forward pass and notes what its layers put out.
-    pub(super) fn watch(
-        &mut self,
-        batch: &MicroBatch,
-        layout: &Layout,
-        encode: impl FnOnce() -> Outputs,
-    ) -> Outputs {
+    pub(super) fn watch(&mut self, batch: &MicroBatch, layout: &Layout, encode: impl FnOnce() -> Outputs) -> Outputs {
         let mut layers = Vec::new();
         for (index, view) in batch.views.iter().enumerate() {
             layers.push((format!("view {index}"), spread(view.clone())));
@@ -190,9 +185,12 @@ pub(super) fn gather(own: &[MicroSeen], layout: &Layout, ranks: &dyn Collective)
         .map(|micro| micro.iter().map(|image| *image as u64).collect())
         .collect();
     let spreads = own.iter().flat_map(|micro| {
-        micro.layers.iter().map(|(_, spread)| spread).chain(&micro.gradients).flat_map(|spread| {
-            [spread.count as f64, spread.not_finite as f64, spread.min, spread.max, spread.rms]
-        })
+        micro
+            .layers
+            .iter()
+            .map(|(_, spread)| spread)
+            .chain(&micro.gradients)
+            .flat_map(|spread| [spread.count as f64, spread.not_finite as f64, spread.min, spread.max, spread.rms])
     });
     let all = ranks.all_gather_f64(spreads.collect())?;
     let spreads: Vec<Spread> = all

@@ -17,7 +17,7 @@ mod trainer;
 mod watch;
 
 pub use config::{BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, Judged, LogConfig, Memory};
-pub use error::EngineError;
+pub use error::{EngineError, NotFinite};
 pub use evaluate::{EvalSet, Evaluation, Weights, evaluate};
 pub use finding::{BUNDLE_FORMAT, Finding, First, Layer};
 pub use held_out::{HeldOut, best_step, best_weights};

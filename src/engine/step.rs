@@ -5,8 +5,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::config::Memory;
-use super::finding::{MicroSeen, Watcher};
 use super::error::EngineError;
+use super::finding::{MicroSeen, Watcher};
 use super::shape::Shape;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
@@ -89,7 +89,8 @@ pub(super) fn run(
 ) -> Result<StepResult, EngineError> {
     let mut rank = RankStep { spec, step, attempt, learner: &*learner, stats: Stats::default(), watcher: None };
     let mut gradients = TreeSum::new(spec.micros);
-    let Terms { sum, count, parts, statistics, uniform, shape } = rank.forward_backward(batches, &mut gradients, ranks)?;
+    let Terms { sum, count, parts, statistics, uniform, shape } =
+        rank.forward_backward(batches, &mut gradients, ranks)?;
     let Stats { places, values } = rank.stats;
     // before the gradient arrives, every rank has let go of the weights, so that the first one can move them where they are
     let flat = learner.release().filter(|_| ranks.leads());
@@ -182,7 +183,7 @@ impl RankStep<'_> {
                 lengths.push(statistic.dims()[0]);
                 values.extend(to_host(statistic));
             }
-            gradients.push_leaf(index, self.backward(self.scaled(loss.sum)));
+            gradients.push_leaf(index, self.backward(&self.scaled(loss.sum)));
         }
         let terms = ranks.all_gather_f64(terms)?;
         let width = 2 + names.len();
@@ -249,7 +250,7 @@ impl RankStep<'_> {
                 Some((output * Tensor::from_inner(gradient)).sum_dim(1).sum())
             });
             let gradient = match terms.reduce(|a, b| a + b) {
-                Some(surrogate) => self.backward(surrogate),
+                Some(surrogate) => self.backward(&surrogate),
                 None => self.learner.layout().zeros(),
             };
             gradients.push_leaf(index, gradient);
@@ -279,7 +280,7 @@ impl RankStep<'_> {
         if self.attempt.factor == 1.0 { x } else { x * self.attempt.factor }
     }
 
-    fn backward(&mut self, scalar: Tensor<1>) -> Tensors {
+    fn backward(&mut self, scalar: &Tensor<1>) -> Tensors {
         let mut gradients = scalar.backward();
         let mut gradients = self.learner.gradients(&mut gradients);
         if std::mem::take(&mut self.attempt.spoilt) {

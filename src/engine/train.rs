@@ -10,11 +10,11 @@ use burn::tensor::Device;
 use image::RgbImage;
 
 use super::audit;
-use super::error::EngineError;
+use super::error::{EngineError, NotFinite};
 use super::finding::Finding;
 use super::held_out::{self, HeldOut};
 use super::process_log::ProcessLog;
-use super::trainer::{Settings, Stepped, Trainer};
+use super::trainer::{Settings, StepNumbers, Stepped, Trainer};
 use super::watch::Watch;
 use crate::augment::{MultiView, Normalize};
 use crate::checkpoint::{self, State};
@@ -159,23 +159,9 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
             audit::compare(ranks, step, &audit::facts(plan, &job.source, step, weights))?;
         }
         let start = Instant::now();
-        let mut spoilt = false;
-        let mut batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
+        let batches: Vec<HostBatch> = loader.by_ref().take(mine.len()).collect::<Result<_, _>>()?;
         let (loaded, waited) = (Instant::now(), ranks.waited());
-        if let Some(fault) = fault {
-            std::thread::sleep(fault.delay(ranks.rank()));
-            if fault.spoils(ranks.rank(), step + 1) {
-                batches[0].views[0].pixels[0] = f32::NAN;
-            }
-            spoilt = fault.overflows(ranks.rank(), step + 1);
-        }
-        let Stepped { numbers, finding, stops } = trainer.step(batches, spoilt)?;
-        if let Some(finding) = finding {
-            let told = tell(job, ranks, &trainer, &finding, stops)?;
-            if let (Some(watch), Some(told)) = (&mut watch, told) {
-                watch.say(&told);
-            }
-        }
+        let numbers = take_step(job, ranks, &mut trainer, batches, fault, watch.as_mut())?;
         let times = [loaded - start, ranks.worked(loaded, waited)].map(|time| time.as_secs_f64());
         // all ranks stop after the same step, whichever was asked to; when a checkpoint is due is rank 0's word
         let (done, every) = (trainer.steps_done(), recipe.checkpoint.every_steps);
@@ -238,6 +224,34 @@ fn train_rank(job: &Job<'_>, ranks: &Timed<'_>, log: Option<&ProcessLog>) -> Res
     }))
 }
 
+/// Runs one step, spoilt by a fault if there is one, and tells of what was not finite.
+fn take_step(
+    job: &Job<'_>,
+    ranks: &dyn Collective,
+    trainer: &mut Trainer<'_>,
+    mut batches: Vec<HostBatch>,
+    fault: Option<Fault>,
+    watch: Option<&mut Watch>,
+) -> Result<Option<StepNumbers>, EngineError> {
+    let step = trainer.steps_done() + 1;
+    let mut spoilt = false;
+    if let Some(fault) = fault {
+        std::thread::sleep(fault.delay(ranks.rank()));
+        if fault.spoils(ranks.rank(), step) {
+            batches[0].views[0].pixels[0] = f32::NAN;
+        }
+        spoilt = fault.overflows(ranks.rank(), step);
+    }
+    let Stepped { numbers, finding, stops } = trainer.step(batches, spoilt)?;
+    if let Some(finding) = finding {
+        let told = tell(job, ranks, trainer, &finding, stops)?;
+        if let (Some(watch), Some(told)) = (watch, told) {
+            watch.say(&told);
+        }
+    }
+    Ok(numbers)
+}
+
 /// Writes down why a step was not finite, with the state before it where the run stops; returns a line about it on the first rank.
 fn tell(
     job: &Job<'_>,
@@ -255,7 +269,8 @@ fn tell(
         write_atomically(&bundle, &text)?;
         if stops && job.resume.as_ref() != Some(&checkpoint) {
             let keep = plan.recipe.checkpoint.keep;
-            let saved = trainer.with_snapshot(|layout, now| checkpoint::save(&checkpoints, layout, now, plan.digest(), keep));
+            let saved =
+                trainer.with_snapshot(|layout, now| checkpoint::save(&checkpoints, layout, now, plan.digest(), keep));
             checkpoint = saved.transpose()?.unwrap_or(checkpoint);
         }
     }
@@ -269,7 +284,7 @@ fn tell(
     };
     let place = finding.place();
     if stops {
-        return Err(EngineError::NotFinite {
+        return Err(EngineError::NotFinite(Box::new(NotFinite {
             step: *step,
             what: what.clone(),
             value: value.clone(),
@@ -278,7 +293,7 @@ fn tell(
             advice: advice(finding, plan.bf16),
             checkpoint,
             bundle,
-        });
+        })));
     }
     let then = match plan.recipe.precision.on_nonfinite {
         OnNonFinite::FallbackBf16 => "the run goes on in bf16 from this step on",
@@ -383,7 +398,12 @@ pub(super) fn settings(plan: &Plan) -> Settings {
     }
 }
 
-pub(super) fn loader_plan(job: &Job<'_>, ranks: &dyn Collective, steps: Range<u64>, micros: Range<usize>) -> LoaderPlan {
+pub(super) fn loader_plan(
+    job: &Job<'_>,
+    ranks: &dyn Collective,
+    steps: Range<u64>,
+    micros: Range<usize>,
+) -> LoaderPlan {
     let recipe = &job.plan.recipe;
     LoaderPlan {
         source: Arc::clone(&job.source),

@@ -183,9 +183,10 @@ mod tests {
         let lower = [0, 1, 0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff];
         for low in lower {
             let x: Vec<f32> = (0..=u16::MAX).map(|high| f32::from_bits(u32::from(high) << 16 | low)).collect();
-            for (half, exact) in
-                [(Half::Bf16, (|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32), (Half::Fp16, |x| f16::from_f32(x).to_f32())]
-            {
+            for (half, exact) in [
+                (Half::Bf16, (|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32),
+                (Half::Fp16, |x| f16::from_f32(x).to_f32()),
+            ] {
                 for (x, found) in x.iter().zip(rounded(half, &x)) {
                     let exact = exact(*x);
                     let same = found.to_bits() == exact.to_bits() || (found.is_nan() && exact.is_nan());
@@ -218,6 +219,50 @@ mod tests {
             for (t, t2) in [(&x, &x2), (&w, &w2)] {
                 let (found, exact) = (t.grad(&grads).unwrap(), t2.grad(&grads2).unwrap());
                 assert_eq!(read(found), rounded(half, &read(exact)));
+            }
+        }
+    }
+
+    /// What makes numbers run over in half precision: large scores, rows of zeros, a variance near nothing, activations of 1e4. Ours and burn's operations, forward and
+    /// backward, in the form that a network uses them: a norm or a product in front.
+    #[test]
+    fn fp16_stays_finite_where_its_range_allows() {
+        let device = Device::flex().autodiff();
+        let chosen = Autocast { half: Some(Half::Fp16), keep_heads: false };
+        let times =
+            |scale: f32, len: usize, seed: u64| values(len, seed).iter().map(|x| scale * x).collect::<Vec<f32>>();
+        let cases = [
+            ("large scores", times(300.0, 2 * 7 * 24, 1)),
+            ("zeros", vec![0.0; 2 * 7 * 24]),
+            ("tiny variance", times(1e-7, 2 * 7 * 24, 2).iter().map(|x| x + 1.0).collect()),
+            ("1e4", times(1e4, 2 * 7 * 24, 3)),
+        ];
+        for plain in [false, true] {
+            for (what, x) in &cases {
+                let x = flat(x, &device).require_grad();
+                let leaf = |scale: f32, len, seed| flat(&times(scale, len, seed), &device).require_grad();
+                let (w, gamma, beta) = (leaf(0.2, 24 * 24, 4), leaf(1.0, 24, 5), leaf(1.0, 24, 6));
+                // cast as other devices do where `plain`, else rounded
+                let through = |x: Tensor<3>| if plain { x.cast(DType::F16) } else { x };
+                let out = |y: Tensor<3>| y.cast(DType::F32).reshape([2 * 7 * 8]);
+                let half = |f: &dyn Fn() -> Tensor<3>| if plain { f() } else { autocast(chosen, f) };
+                let packed = || x.clone().reshape([2, 7, 24]);
+                let attended = out(half(&|| super::super::attention(through(packed()), 2)));
+                let projected = half(&|| {
+                    let w = w.clone().reshape([24, 24]);
+                    let w = if plain { w.cast(DType::F16) } else { w };
+                    super::super::linear(through(packed()), w, None)
+                });
+                let normed = super::super::layer_norm(projected.cast(DType::F32), gamma.clone(), beta.clone(), 1e-6);
+                let y = attended.sum() + normed.square().sum();
+                let grads = y.clone().backward();
+                assert!(read(y)[0].is_finite(), "{what}, plain {plain}");
+                for t in [&x, &w, &gamma, &beta] {
+                    assert!(
+                        read(t.grad(&grads).unwrap()).iter().all(|g| g.is_finite()),
+                        "{what}, plain {plain}: gradient"
+                    );
+                }
             }
         }
     }

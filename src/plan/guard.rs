@@ -32,7 +32,10 @@ impl fmt::Display for Warning {
 }
 
 pub(super) fn warnings(plan: &Plan, cores: usize) -> Vec<Warning> {
-    [few_images(plan), few_steps(plan), large_batch(plan), crowded(plan, cores), fp16(plan)].into_iter().flatten().collect()
+    [few_images(plan), few_steps(plan), large_batch(plan), crowded(plan, cores), fp16(plan)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// fp16 where bf16 can be had.

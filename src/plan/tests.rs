@@ -138,8 +138,14 @@ fn the_plan_file_is_a_recipe_with_the_same_digest() {
     let text = first.to_toml().unwrap();
     let loaded = parse(Path::new("plan.toml"), &text, &[]).unwrap();
     assert_eq!(loaded.recipe, first.recipe);
-    let request =
-        Request { ranks: Ranks::Count(1), processes: 1, cores: 64, name: "plan".to_owned(), device: "cuda".to_owned(), bf16: Bf16::Native };
+    let request = Request {
+        ranks: Ranks::Count(1),
+        processes: 1,
+        cores: 64,
+        name: "plan".to_owned(),
+        device: "cuda".to_owned(),
+        bf16: Bf16::Native,
+    };
     let again = Plan::new(loaded.recipe, facts(3000), None, &request).unwrap();
     assert_eq!(again.digest(), first.digest());
     assert_eq!(again.to_toml().unwrap().split_once("\n\n").unwrap().1, text.split_once("\n\n").unwrap().1);

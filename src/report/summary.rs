@@ -28,6 +28,19 @@ pub struct Summary {
     pub first_loss: Option<f32>,
     /// Loss of the last step.
     pub last_loss: Option<f32>,
+    /// What products computed in, where that is not fp32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<&'static str>,
+    /// Scale of the loss at the end, in fp16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// Attempts at a step that overflowed in fp16 and were made again.
+    pub overflows: u64,
+    /// Steps that were not finite and moved nothing.
+    pub skipped_steps: u64,
+    /// Steps in fp16 before the run fell back to bf16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fell_back_after: Option<u64>,
     /// Weights that the run started from, if it did not start from drawn ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
@@ -173,6 +186,18 @@ impl Summary {
         lines
     }
 
+    /// Says what was computed in, and what that took; nothing for a run in fp32 without incidents.
+    fn precision(&self) -> Option<String> {
+        let compute = self.compute.or((self.skipped_steps > 0).then_some("fp32"))?;
+        let fell_back = self.fell_back_after.map(|step| format!("up to step {step}, then bf16"));
+        let scale = self.loss_scale.map(|scale| format!("loss scale {scale}"));
+        let again = (self.overflows > 0).then(|| format!("{} overflowed", counted(self.overflows, "attempt")));
+        let skipped =
+            (self.skipped_steps > 0).then(|| format!("{} moved nothing", counted(self.skipped_steps, "step")));
+        let all = [Some(compute.to_owned()), fell_back, scale, again, skipped];
+        Some(all.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+
     /// Returns the block as pairs of label and text.
     fn lines(&self) -> Vec<(&'static str, String)> {
         let finished = self.steps >= self.total_steps || self.classification.is_some();
@@ -185,6 +210,7 @@ impl Summary {
         if let (Some(first), Some(last)) = (self.first_loss, self.last_loss) {
             lines.push(("loss", format!("{last:.4} (first step {first:.4})")));
         }
+        lines.extend(self.precision().map(|text| ("precision", text)));
         lines.extend(self.measured());
         if self.bad_images > 0 {
             let lists = if self.bad_image_lists > 1 { "bad-images*.jsonl" } else { "bad-images.jsonl" };
@@ -204,6 +230,10 @@ impl Summary {
         lines.push(("next", if finished { next } else { self.resume_command.clone() }));
         lines
     }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 fn classified(result: &Classification) -> Vec<(&'static str, String)> {

@@ -113,6 +113,9 @@ fn every_method_stays_finite_on_images_without_content() {
         };
         let ended = run("content", &["batch.global=8", "batch.micro=4"]);
         assert!(ended.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&ended.stderr));
+        // zero vectors and variances of nothing, in fp16
+        let half = run("half", &["batch.global=8", "batch.micro=4", "precision.compute=fp16"]);
+        assert!(half.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&half.stderr));
         // the smallest batch works, or is refused in words
         let pair = run("pair", &["batch.global=2", "batch.micro=2"]);
         let stderr = String::from_utf8_lossy(&pair.stderr);

@@ -117,12 +117,6 @@ impl Place {
         Result::of(&self.path(run))
     }
 
-    /// Replays a step.
-    pub(crate) fn replay(&self, bundle: &Path, options: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_autodidact"));
-        command.arg("replay").arg(bundle).args(options).stdin(Stdio::null()).output().unwrap()
-    }
-
     fn spawn(&self, run: &str, options: &[&str]) -> Child {
         self.command(run, options).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
