@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use autodidact::data::{HostBatch, HostView};
-use autodidact::engine::{EngineError, Memory, Settings, Trainer};
+use autodidact::engine::{ActivationCheckpointing, EngineError, Memory, Settings, Trainer};
 use autodidact::method::{Inputs, Loss, Method, MicroBatch, Outputs, Progress, Sees, learner};
 use autodidact::model::layers::Linear;
 use autodidact::model::{Backbone, BackboneConfig, ConfigError, Pass, Scope};
@@ -179,6 +179,7 @@ fn rank(
         seed: 0,
         micro_batches: micros,
         memory: Memory::Keep,
+        activation_checkpointing: ActivationCheckpointing::None,
         steps: 1_000_000,
         steps_per_epoch: 1_000_000,
         optimizer: OptimizerConfig::Adamw(AdamWConfig {

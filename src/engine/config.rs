@@ -1,6 +1,9 @@
 //! The `[batch]`, `[checkpoint]`, `[ema]` and `[log]` tables of a recipe.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+use std::num::NonZeroUsize;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// The global batch and how it is cut; neither depends on the number of ranks.
@@ -14,6 +17,56 @@ pub struct BatchConfig {
     /// What is kept between the forward and the backward pass. Both give the same bits.
     #[serde(default)]
     pub memory: Memory,
+    /// Activations of the backbone that are computed again in the backward pass instead of being kept: `"none"`, `"block"` (those inside each block), or
+    /// `"every:K"` (those inside each K blocks). All give the same bits.
+    #[serde(default)]
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// Which activations of a backbone are computed again in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ActivationCheckpointing {
+    /// All are kept.
+    #[default]
+    None,
+    /// What crosses from so many blocks to the next is kept.
+    Every(NonZeroUsize),
+}
+
+impl TryFrom<String> for ActivationCheckpointing {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let count = |text: &str| text.strip_prefix("every:")?.parse().ok();
+        match text.as_str() {
+            "none" => Ok(Self::None),
+            "block" => Ok(Self::Every(NonZeroUsize::MIN)),
+            other => count(other).map(Self::Every).ok_or_else(|| {
+                format!("unknown activation checkpointing \"{other}\"; allowed: `none`, `block` and `every:K` with K from 1")
+            }),
+        }
+    }
+}
+
+impl From<ActivationCheckpointing> for String {
+    fn from(chosen: ActivationCheckpointing) -> Self {
+        match chosen {
+            ActivationCheckpointing::None => "none".to_owned(),
+            ActivationCheckpointing::Every(NonZeroUsize::MIN) => "block".to_owned(),
+            ActivationCheckpointing::Every(count) => format!("every:{count}"),
+        }
+    }
+}
+
+impl JsonSchema for ActivationCheckpointing {
+    fn schema_name() -> Cow<'static, str> {
+        "ActivationCheckpointing".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "^(none|block|every:[1-9][0-9]*)$" })
+    }
 }
 
 /// What is kept between the forward and the backward pass of a loss over the global batch.

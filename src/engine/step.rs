@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::config::Memory;
+use super::config::{ActivationCheckpointing, Memory};
 use super::error::EngineError;
 use super::finding::{MicroSeen, Watcher};
 use super::shape::Shape;
 use crate::data::HostBatch;
 use crate::method::{Learner, MicroBatch, Outputs, Progress, Sees};
 use crate::model::params::{Flat, Layout};
-use crate::model::{BatchStats, Noise, Pass};
+use crate::model::{BatchStats, Noise, Pass, Tape, recomputed};
 use crate::ops::{Autocast, autocast};
 use crate::parallel::{Collective, Tensors, TreeSum};
 
@@ -24,6 +24,7 @@ pub(super) struct StepSpec {
     /// Those of this rank.
     pub(super) mine: Range<usize>,
     pub(super) memory: Memory,
+    pub(super) activation_checkpointing: ActivationCheckpointing,
     pub(super) steps: u64,
     pub(super) steps_per_epoch: u64,
     pub(super) device: Device,
@@ -169,7 +170,7 @@ impl RankStep<'_> {
         let (mut names, mut lengths) = (Vec::new(), Vec::new());
         let (mut uniform, mut shape) = (None, None);
         for (index, batch) in self.spec.mine.clone().zip(batches) {
-            let outputs = self.encode(batch, true);
+            let (outputs, tape) = self.encode(batch, true);
             let loss = self.learner.loss(outputs, &batch.progress);
             terms.extend([scalar(&loss.sum), loss.count]);
             terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
@@ -183,7 +184,7 @@ impl RankStep<'_> {
                 lengths.push(statistic.dims()[0]);
                 values.extend(to_host(statistic));
             }
-            gradients.push_leaf(index, self.backward(&self.scaled(loss.sum)));
+            gradients.push_leaf(index, self.backward(&self.scaled(loss.sum), tape));
         }
         let terms = ranks.all_gather_f64(terms)?;
         let width = 2 + names.len();
@@ -217,10 +218,10 @@ impl RankStep<'_> {
         let mut graphs = Vec::new();
         let mut local: Vec<HostOutputs> = Vec::new();
         for batch in batches {
-            let outputs = self.encode(batch, true);
+            let (outputs, tape) = self.encode(batch, true);
             local.push(HostOutputs::read(&outputs));
             // a dropped graph is built again below; it was tracked here too, so that both passes run the same kernels
-            graphs.push(if self.spec.memory == Memory::Keep { Some(outputs) } else { None });
+            graphs.push(if self.spec.memory == Memory::Keep { Some((outputs, tape)) } else { None });
         }
         let rows = batches.first().map_or(0, |batch| batch.images.len());
         let gathered = gather(&local, rows, self.spec.micros, ranks)?;
@@ -242,7 +243,7 @@ impl RankStep<'_> {
             leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
 
         for ((index, batch), graph) in self.spec.mine.clone().zip(batches).zip(graphs) {
-            let outputs = graph.unwrap_or_else(|| self.encode(batch, false));
+            let (outputs, tape) = graph.unwrap_or_else(|| self.encode(batch, false));
             let own = index * rows..(index + 1) * rows;
             let pairs = outputs.tensors.into_iter().zip(&upstream);
             let terms = pairs.filter_map(|(output, upstream)| {
@@ -250,7 +251,7 @@ impl RankStep<'_> {
                 Some((output * Tensor::from_inner(gradient)).sum_dim(1).sum())
             });
             let gradient = match terms.reduce(|a, b| a + b) {
-                Some(surrogate) => self.backward(&surrogate),
+                Some(surrogate) => self.backward(&surrogate, tape),
                 None => self.learner.layout().zeros(),
             };
             gradients.push_leaf(index, gradient);
@@ -258,12 +259,23 @@ impl RankStep<'_> {
         Ok(terms)
     }
 
-    fn encode(&mut self, batch: &MicroBatch, first: bool) -> Outputs {
+    fn encode(&mut self, batch: &MicroBatch, first: bool) -> (Outputs, Tape) {
         let views = 0..batch.views.len() as u64;
         let rows = views.flat_map(|view| batch.images.iter().map(move |&image| (image, view))).collect();
         let mut pass = Pass::train(Noise { seed: self.spec.seed, step: self.step, rows });
         let learner = self.learner;
-        let mut encode = || autocast(self.attempt.autocast, || learner.encode(batch, &mut pass));
+        let mut tape = Tape::default();
+        let mut encode = || {
+            let mut encode = || autocast(self.attempt.autocast, || learner.encode(batch, &mut pass));
+            match self.spec.activation_checkpointing {
+                ActivationCheckpointing::None => encode(),
+                ActivationCheckpointing::Every(count) => {
+                    let (outputs, recorded) = recomputed(count.get(), encode);
+                    tape = recorded;
+                    outputs
+                }
+            }
+        };
         let outputs = match &mut self.watcher {
             Some(watcher) if first => watcher.watch(batch, learner.layout(), encode),
             _ => encode(),
@@ -272,7 +284,7 @@ impl RankStep<'_> {
         if first {
             self.stats.add(stats, self.learner.layout());
         }
-        outputs
+        (outputs, tape)
     }
 
     /// Multiplies by what gradients are multiplied by.
@@ -280,9 +292,13 @@ impl RankStep<'_> {
         if self.attempt.factor == 1.0 { x } else { x * self.attempt.factor }
     }
 
-    fn backward(&mut self, scalar: &Tensor<1>) -> Tensors {
-        let mut gradients = scalar.backward();
-        let mut gradients = self.learner.gradients(&mut gradients);
+    fn backward(&mut self, scalar: &Tensor<1>, tape: Tape) -> Tensors {
+        let mut sums = Vec::new();
+        // what is computed again, is in the same precision
+        autocast(self.attempt.autocast, || {
+            tape.backward(scalar, &mut |gradients| self.learner.add_gradients(gradients, &mut sums));
+        });
+        let mut gradients = self.learner.layout().filled(sums);
         if std::mem::take(&mut self.attempt.spoilt) {
             gradients.iter_mut().flatten().take(1).for_each(|value| *value = f32::INFINITY);
         }

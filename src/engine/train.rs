@@ -384,6 +384,7 @@ pub(super) fn settings(plan: &Plan) -> Settings {
         seed: recipe.seed,
         micro_batches: plan.micro_batches,
         memory: recipe.batch.memory,
+        activation_checkpointing: recipe.batch.activation_checkpointing,
         steps: plan.steps,
         steps_per_epoch: plan.steps_per_epoch,
         optimizer: recipe.optimizer.clone(),

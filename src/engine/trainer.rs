@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::config::{EmaConfig, Memory};
+use super::config::{ActivationCheckpointing, EmaConfig, Memory};
 use super::error::EngineError;
 use super::finding::{self, BUNDLE_FORMAT, Finding};
 use super::shape::Shape;
@@ -35,6 +35,8 @@ pub struct Settings {
     pub micro_batches: usize,
     /// What is kept between forward and backward pass.
     pub memory: Memory,
+    /// Activations that are computed again.
+    pub activation_checkpointing: ActivationCheckpointing,
     /// Steps of the run.
     pub steps: u64,
     /// Steps of one epoch.
@@ -140,6 +142,7 @@ impl<'a> Trainer<'a> {
             micros: settings.micro_batches,
             mine,
             memory: settings.memory,
+            activation_checkpointing: settings.activation_checkpointing,
             steps: settings.steps,
             steps_per_epoch: settings.steps_per_epoch,
             device,

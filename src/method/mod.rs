@@ -310,6 +310,8 @@ pub trait Learner: Send {
     fn release(&mut self) -> Option<Flat>;
     /// Takes out the gradient of each trained parameter in the layout's order, zero where there is none.
     fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>>;
+    /// Takes out the gradients of those trained parameters that have one and adds them to `sums`, one for each in the layout's order.
+    fn add_gradients(&self, gradients: &mut Gradients, sums: &mut Vec<Option<Vec<f32>>>);
 }
 
 struct Holder<M> {
@@ -426,6 +428,10 @@ impl<M: Method> Learner for Holder<M> {
 
     fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {
         params::read_gradients(self.network(), &self.layout, gradients)
+    }
+
+    fn add_gradients(&self, gradients: &mut Gradients, sums: &mut Vec<Option<Vec<f32>>>) {
+        params::add_gradients(self.network(), &self.layout, gradients, sums);
     }
 }
 

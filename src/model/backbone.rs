@@ -1,5 +1,7 @@
 //! The network that is pretrained, whichever it is.
 
+use std::rc::Rc;
+
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
 use burn::tensor::{Device, Tensor};
 
@@ -7,6 +9,7 @@ use super::config::BackboneConfig;
 use super::convnext::{ConvNext, ConvNextArch};
 use super::error::ConfigError;
 use super::pass::Pass;
+use super::recompute;
 use super::resnet::{ResNet, ResNetArch};
 use super::scope::Scope;
 use super::segment::{Boundary, Features, Segmented};
@@ -98,6 +101,41 @@ impl Segmented for Backbone {
 
     fn forward_segment(&self, index: usize, x: Boundary, pass: &mut Pass) -> Boundary {
         in_backbone(|| self.segments().forward_segment(index, x, pass))
+    }
+
+    /// Parts that are computed again ([`recompute`]) are runs of segments, but for the last one, which keeps next to nothing.
+    fn forward_segments(&self, images: Tensor<4>, pass: &mut Pass) -> Features {
+        let last = self.num_segments() - 1;
+        let mut x = Boundary::Map(images);
+        let Some(count) = recompute::blocks() else {
+            return (0..=last).fold(x, |x, index| self.forward_segment(index, x, pass)).into_features();
+        };
+        let net = Rc::new(self.clone());
+        for first in (0..last).step_by(count) {
+            let segments = first..last.min(first + count);
+            let net = Rc::clone(&net);
+            let run = move |x: Boundary, pass: &mut Pass| {
+                segments.clone().fold(x, |x, index| net.forward_segment(index, x, pass))
+            };
+            x = match (x, self.vit()) {
+                (Boundary::Map(map), None) => {
+                    Boundary::Map(recompute::part(map, pass, move |map, pass| run(Boundary::Map(map), pass).into_map()))
+                }
+                (Boundary::Map(map), Some(vit)) => {
+                    let grid = vit.grid_of(&map);
+                    let tokens = move |map, pass: &mut Pass| run(Boundary::Map(map), pass).into_tokens().0;
+                    Boundary::Tokens(recompute::part(map, pass, tokens), grid)
+                }
+                (Boundary::Tokens(tokens, grid), _) => {
+                    let tokens = recompute::part(tokens, pass, move |tokens, pass| {
+                        run(Boundary::Tokens(tokens, grid), pass).into_tokens().0
+                    });
+                    Boundary::Tokens(tokens, grid)
+                }
+                (Boundary::Features(_), _) => unreachable!("features leave the last segment alone"),
+            };
+        }
+        self.forward_segment(last, x, pass).into_features()
     }
 }
 

@@ -110,6 +110,13 @@ impl Layout {
         self.entries.iter().filter(|entry| entry.kind == Kind::Trained).map(|entry| vec![0.0; entry.len]).collect()
     }
 
+    /// Puts zeros where a trained parameter has no values.
+    #[must_use]
+    pub fn filled(&self, values: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        let trained = self.entries.iter().filter(|entry| entry.kind == Kind::Trained);
+        trained.zip(values).map(|(entry, values)| values.unwrap_or_else(|| vec![0.0; entry.len])).collect()
+    }
+
     /// Returns the entry of a parameter.
     ///
     /// # Panics
@@ -282,10 +289,26 @@ pub fn release<M: Module>(module: M, layout: &Layout, device: &Device) -> M {
 /// When the layout is of another module.
 #[must_use]
 pub fn read_gradients<M: Module>(module: &M, layout: &Layout, gradients: &mut Gradients) -> Vec<Vec<f32>> {
-    let mut reader = GradientReader { at: Cursor::new(layout), gradients, tensors: Vec::new() };
+    let mut sums = Vec::new();
+    add_gradients(module, layout, gradients, &mut sums);
+    layout.filled(sums)
+}
+
+/// Takes the gradients of those trained parameters out that have one, and adds them to those taken before, in the layout's order.
+///
+/// # Panics
+/// When the layout is of another module.
+pub fn add_gradients<M: Module>(
+    module: &M,
+    layout: &Layout,
+    gradients: &mut Gradients,
+    sums: &mut Vec<Option<Vec<f32>>>,
+) {
+    let trained = layout.entries.iter().filter(|entry| entry.kind == Kind::Trained).count();
+    sums.resize(trained, None);
+    let mut reader = GradientReader { at: Cursor::new(layout), gradients, sums: sums.iter_mut() };
     module.visit(&mut reader);
-    assert_eq!(reader.tensors.iter().map(Vec::len).sum::<usize>(), layout.num_weights, "gradients of another network");
-    reader.tensors
+    assert!(reader.sums.next().is_none(), "gradients of another network");
 }
 
 /// Moves the values of a tensor to the host in row-major order, without a copy where they lie there so and nobody else has them.
@@ -394,19 +417,20 @@ impl ModuleMapper for Writer<'_> {
 struct GradientReader<'a> {
     at: Cursor<'a>,
     gradients: &'a mut Gradients,
-    tensors: Vec<Vec<f32>>,
+    sums: std::slice::IterMut<'a, Option<Vec<f32>>>,
 }
 
 impl ModuleVisitor for GradientReader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let entry = self.at.next(param.id);
-        if entry.kind == Kind::Buffer {
+        if self.at.next(param.id).kind == Kind::Buffer {
             return;
         }
-        self.tensors.push(match param.val().grad_remove(self.gradients) {
-            Some(gradient) => into_host(gradient),
-            None => vec![0.0; entry.len],
-        });
+        let sum = self.sums.next().expect("one for each trained parameter");
+        let Some(gradient) = param.val().grad_remove(self.gradients).map(into_host) else { return };
+        match sum {
+            Some(sum) => sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient),
+            None => *sum = Some(gradient),
+        }
     }
 }
 

@@ -73,6 +73,12 @@ impl Pass {
         Self { train: self.train, noise: None, rows: Vec::new(), batch_stats: Vec::new() }
     }
 
+    /// Makes the same pass, as it is now, without the statistics collected so far.
+    #[must_use]
+    pub(super) fn again(&self) -> Self {
+        Self { train: self.train, noise: self.noise.clone(), rows: self.rows.clone(), batch_stats: Vec::new() }
+    }
+
     /// Takes over the statistics that another pass has collected.
     pub fn absorb(&mut self, other: Self) {
         self.batch_stats.extend(other.batch_stats);

@@ -2,6 +2,8 @@
 //!
 //! Dosovitskiy et al., 2020, <https://arxiv.org/abs/2010.11929>; options as in timm's `VisionTransformer`.
 
+use std::rc::Rc;
+
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -11,6 +13,7 @@ use super::error::ConfigError;
 use super::layers::{Conv2d, ConvArch, LayerNorm, Linear};
 use super::pass::Pass;
 use super::position::{resize_matrix, sincos_table};
+use super::recompute;
 use super::rope::Rotary;
 use super::scope::{Init, Scope};
 use super::segment::{Boundary, Features, Segmented};
@@ -195,8 +198,19 @@ impl Vit {
     ) -> Tensor<3> {
         let x = self.with_prefix(tokens);
         let rotary = self.rotary(grid, kept, &x);
-        let through = |x, block: &Block| block.forward_rotary(x, rotary.as_ref(), pass);
-        in_backbone(|| self.final_norm(self.blocks.iter().fold(x, through)))
+        let through = |x, blocks: &[Block], rotary: Option<&Rotary>, pass: &mut Pass| {
+            in_backbone(|| blocks.iter().fold(x, |x, block| block.forward_rotary(x, rotary, pass)))
+        };
+        let Some(count) = recompute::blocks() else {
+            let x = through(x, &self.blocks, rotary.as_ref(), pass);
+            return in_backbone(|| self.final_norm(x));
+        };
+        let rotary = rotary.map(Rc::new);
+        let x = self.blocks.chunks(count).fold(x, |x, blocks| {
+            let (blocks, rotary) = (blocks.to_vec(), rotary.clone());
+            recompute::part(x, pass, move |x, pass| through(x, &blocks, rotary.as_deref(), pass))
+        });
+        in_backbone(|| self.final_norm(x))
     }
 
     /// Returns the tokens after each of the first `count` blocks, without the final norm.
@@ -209,8 +223,12 @@ impl Vit {
         let mut x = self.with_prefix(self.embed_patches(images));
         let rotary = self.rotary(grid, None, &x);
         let mut outputs = Vec::with_capacity(count);
+        let rotary = rotary.map(Rc::new);
         for block in &self.blocks[..count] {
-            x = in_backbone(|| block.forward_rotary(x, rotary.as_ref(), pass));
+            let (block, rotary) = (block.clone(), rotary.clone());
+            x = recompute::part(x, pass, move |x, pass| {
+                in_backbone(|| block.forward_rotary(x, rotary.as_deref(), pass))
+            });
             outputs.push(x.clone());
         }
         outputs
@@ -263,7 +281,7 @@ impl Vit {
     }
 
     /// Rows and columns of patches.
-    fn grid_of(&self, images: &Tensor<4>) -> [usize; 2] {
+    pub(super) fn grid_of(&self, images: &Tensor<4>) -> [usize; 2] {
         let [_, _, height, width] = images.dims();
         [height / self.arch.patch, width / self.arch.patch]
     }

@@ -23,6 +23,7 @@ const NO_INFLUENCE: &[&str] = &[
     "data.workers",
     "data.prefetch",
     "batch.memory",
+    "batch.activation_checkpointing",
 ];
 
 /// Prefix of the line of `plan.toml` that records what the images are.

@@ -6,6 +6,7 @@ mod architecture;
 mod exports;
 mod finetune;
 mod golden;
+mod gpu;
 mod launch;
 mod mistakes;
 mod precision;

@@ -207,6 +207,23 @@ fn bitwise_any_number_of_loader_threads_and_both_memories() {
 }
 
 #[test]
+fn bitwise_whatever_activations_are_kept() {
+    both(|name, place| {
+        for compute in ["fp32", "bf16"] {
+            let compute = format!("precision.compute={compute}");
+            let kept = place.run("kept", &["--ranks", "1", &compute, "--resume", "never"]);
+            for choice in ["block", "every:2", "every:100"] {
+                let option = format!("batch.activation_checkpointing={choice}");
+                let again = place.run(choice, &["--ranks", "2", &option, &compute, "--resume", "never"]);
+                again.assert_same(&kept, &format!("{name}, {compute}, {choice}"));
+            }
+        }
+        let output = place.output("wrong", &["batch.activation_checkpointing=every:0"]);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("`none`, `block` and `every:K`"));
+    });
+}
+
+#[test]
 fn bitwise_with_other_operations_and_each_has_its_own_bits() {
     both(|name, place| {
         let fast = place.run("fast", &[]);
