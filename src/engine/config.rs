@@ -43,7 +43,9 @@ impl TryFrom<String> for ActivationCheckpointing {
             "none" => Ok(Self::None),
             "block" => Ok(Self::Every(NonZeroUsize::MIN)),
             other => count(other).map(Self::Every).ok_or_else(|| {
-                format!("unknown activation checkpointing \"{other}\"; allowed: `none`, `block` and `every:K` with K from 1")
+                format!(
+                    "unknown activation checkpointing \"{other}\"; allowed: `none`, `block` and `every:K` with K from 1"
+                )
             }),
         }
     }

@@ -16,7 +16,9 @@ mod train;
 mod trainer;
 mod watch;
 
-pub use config::{ActivationCheckpointing, BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, Judged, LogConfig, Memory};
+pub use config::{
+    ActivationCheckpointing, BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, Judged, LogConfig, Memory,
+};
 pub use error::{EngineError, NotFinite};
 pub use evaluate::{EvalSet, Evaluation, Weights, evaluate};
 pub use finding::{BUNDLE_FORMAT, Finding, First, Layer};

@@ -137,6 +137,17 @@ struct Terms {
     shape: Option<Shape>,
 }
 
+/// Which of the forward passes over a micro-batch it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// The only one.
+    Only,
+    /// One that nothing goes backward through: burn would keep its graph until something does.
+    First,
+    /// The one behind that.
+    Second,
+}
+
 struct RankStep<'a> {
     spec: &'a StepSpec,
     step: u64,
@@ -170,7 +181,7 @@ impl RankStep<'_> {
         let (mut names, mut lengths) = (Vec::new(), Vec::new());
         let (mut uniform, mut shape) = (None, None);
         for (index, batch) in self.spec.mine.clone().zip(batches) {
-            let (outputs, tape) = self.encode(batch, true);
+            let (outputs, tape) = self.encode(batch, Turn::Only);
             let loss = self.learner.loss(outputs, &batch.progress);
             terms.extend([scalar(&loss.sum), loss.count]);
             terms.extend(loss.parts.iter().map(|(_, part)| scalar(part)));
@@ -218,10 +229,10 @@ impl RankStep<'_> {
         let mut graphs = Vec::new();
         let mut local: Vec<HostOutputs> = Vec::new();
         for batch in batches {
-            let (outputs, tape) = self.encode(batch, true);
+            let turn = if self.spec.memory == Memory::Keep { Turn::Only } else { Turn::First };
+            let (outputs, tape) = self.encode(batch, turn);
             local.push(HostOutputs::read(&outputs));
-            // a dropped graph is built again below; it was tracked here too, so that both passes run the same kernels
-            graphs.push(if self.spec.memory == Memory::Keep { Some((outputs, tape)) } else { None });
+            graphs.push((turn == Turn::Only).then_some((outputs, tape)));
         }
         let rows = batches.first().map_or(0, |batch| batch.images.len());
         let gathered = gather(&local, rows, self.spec.micros, ranks)?;
@@ -243,7 +254,7 @@ impl RankStep<'_> {
             leaves.iter().map(|leaf| leaf.grad_remove(&mut leaf_gradients)).collect();
 
         for ((index, batch), graph) in self.spec.mine.clone().zip(batches).zip(graphs) {
-            let (outputs, tape) = graph.unwrap_or_else(|| self.encode(batch, false));
+            let (outputs, tape) = graph.unwrap_or_else(|| self.encode(batch, Turn::Second));
             let own = index * rows..(index + 1) * rows;
             let pairs = outputs.tensors.into_iter().zip(&upstream);
             let terms = pairs.filter_map(|(output, upstream)| {
@@ -259,29 +270,29 @@ impl RankStep<'_> {
         Ok(terms)
     }
 
-    fn encode(&mut self, batch: &MicroBatch, first: bool) -> (Outputs, Tape) {
+    fn encode(&mut self, batch: &MicroBatch, turn: Turn) -> (Outputs, Tape) {
         let views = 0..batch.views.len() as u64;
         let rows = views.flat_map(|view| batch.images.iter().map(move |&image| (image, view))).collect();
         let mut pass = Pass::train(Noise { seed: self.spec.seed, step: self.step, rows });
-        let learner = self.learner;
+        let (learner, again) = (self.learner, self.spec.activation_checkpointing);
         let mut tape = Tape::default();
         let mut encode = || {
-            let mut encode = || autocast(self.attempt.autocast, || learner.encode(batch, &mut pass));
-            match self.spec.activation_checkpointing {
-                ActivationCheckpointing::None => encode(),
-                ActivationCheckpointing::Every(count) => {
-                    let (outputs, recorded) = recomputed(count.get(), encode);
+            autocast(self.attempt.autocast, || match again {
+                _ if turn == Turn::First => learner.encode_untracked(batch, &mut pass),
+                ActivationCheckpointing::None => learner.encode(batch, &mut pass),
+                ActivationCheckpointing::Every(blocks) => {
+                    let (outputs, recorded) = recomputed(blocks.get(), || learner.encode(batch, &mut pass));
                     tape = recorded;
                     outputs
                 }
-            }
+            })
         };
         let outputs = match &mut self.watcher {
-            Some(watcher) if first => watcher.watch(batch, learner.layout(), encode),
+            Some(watcher) if turn != Turn::Second => watcher.watch(batch, learner.layout(), encode),
             _ => encode(),
         };
         let stats = pass.take_batch_stats();
-        if first {
+        if turn != Turn::Second {
             self.stats.add(stats, self.learner.layout());
         }
         (outputs, tape)

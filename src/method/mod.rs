@@ -308,6 +308,8 @@ pub trait Learner: Send {
     ///
     /// Once every rank of a process has done so and dropped what it got, the first one can move the weights where they are.
     fn release(&mut self) -> Option<Flat>;
+    /// Runs the network over one micro-batch outside of autodiff: the same outputs, and nothing is kept for a backward pass.
+    fn encode_untracked(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs;
     /// Takes out the gradient of each trained parameter in the layout's order, zero where there is none.
     fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>>;
     /// Takes out the gradients of those trained parameters that have one and adds them to `sums`, one for each in the layout's order.
@@ -424,6 +426,11 @@ impl<M: Method> Learner for Holder<M> {
         let flat = self.flat.take()?;
         self.network = self.network.take().map(|network| params::release(network, &self.layout, &self.device));
         Some(flat)
+    }
+
+    fn encode_untracked(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
+        let views = batch.views.iter().map(|view| view.clone().without_autodiff()).collect();
+        self.network().valid().encode(&MicroBatch { views, ..batch.clone() }, pass)
     }
 
     fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {

@@ -113,24 +113,25 @@ impl Segmented for Backbone {
         let net = Rc::new(self.clone());
         for first in (0..last).step_by(count) {
             let segments = first..last.min(first + count);
-            let net = Rc::clone(&net);
-            let run = move |x: Boundary, pass: &mut Pass| {
+            let run = move |net: &Self, x: Boundary, pass: &mut Pass| {
                 segments.clone().fold(x, |x, index| net.forward_segment(index, x, pass))
             };
             x = match (x, self.vit()) {
                 (Boundary::Map(map), None) => {
-                    Boundary::Map(recompute::part(map, pass, move |map, pass| run(Boundary::Map(map), pass).into_map()))
+                    let run = move |net: &Self, map, pass: &mut Pass| run(net, Boundary::Map(map), pass).into_map();
+                    Boundary::Map(recompute::part(&net, map, pass, run))
                 }
                 (Boundary::Map(map), Some(vit)) => {
                     let grid = vit.grid_of(&map);
-                    let tokens = move |map, pass: &mut Pass| run(Boundary::Map(map), pass).into_tokens().0;
-                    Boundary::Tokens(recompute::part(map, pass, tokens), grid)
+                    let run =
+                        move |net: &Self, map, pass: &mut Pass| run(net, Boundary::Map(map), pass).into_tokens().0;
+                    Boundary::Tokens(recompute::part(&net, map, pass, run), grid)
                 }
                 (Boundary::Tokens(tokens, grid), _) => {
-                    let tokens = recompute::part(tokens, pass, move |tokens, pass| {
-                        run(Boundary::Tokens(tokens, grid), pass).into_tokens().0
-                    });
-                    Boundary::Tokens(tokens, grid)
+                    let run = move |net: &Self, tokens, pass: &mut Pass| {
+                        run(net, Boundary::Tokens(tokens, grid), pass).into_tokens().0
+                    };
+                    Boundary::Tokens(recompute::part(&net, tokens, pass, run), grid)
                 }
                 (Boundary::Features(_), _) => unreachable!("features leave the last segment alone"),
             };

@@ -1,7 +1,7 @@
 //! Activation checkpointing: parts of a network whose activations are computed again for the backward pass instead of being kept.
 //!
-//! Chen et al., 2016, <https://arxiv.org/abs/1604.06174>, as torch's `checkpoint`, but without operations inside a backward pass: a part's graph is
-//! dropped once its output is known. What goes on from there is a new leaf, and the [`Tape`] remembers how to go back: when the gradient of the
+//! Chen et al., 2016, <https://arxiv.org/abs/1604.06174>, as torch's `checkpoint`, but without operations inside a backward pass: a part first runs
+//! outside of the graph. What goes on from there is a new leaf, and the [`Tape`] remembers how to go back: when the gradient of the
 //! leaf is known, the part runs again from its input, and the scalar `sum(output * gradient)` goes backward, whose gradients are the chain rule. Parts are undone in
 //! reverse order. Each runs the same operations on the same values as before, so the bits are those of the whole graph, wherever a parameter or a
 //! boundary is used at most twice (a sum of two has no order).
@@ -11,6 +11,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
 use super::pass::Pass;
@@ -70,28 +71,25 @@ pub(super) fn blocks() -> Option<usize> {
     TAPE.with_borrow(Option::is_some).then(|| BLOCKS.get())
 }
 
-/// Runs a part of a network; while [`recomputed`], without keeping what is inside it.
+/// Runs a part of a network without keeping what is inside it, while [`recomputed`]. [`blocks`] tells whether that is so.
 ///
-/// `run` must do the same each time it is called with the same pass: it sees the keys of the pass's draws, and what it tells the second pass is dropped.
-pub(super) fn part<const D: usize, const E: usize>(
+/// `run` gets `net` itself, or a copy outside of autodiff: burn frees a graph when something goes backward through it, so one that is not needed must not come
+/// about. It must do the same each time it is called with the same pass: it sees the keys of the pass's draws, and what it tells the second one is dropped.
+pub(super) fn part<M: Module + 'static, const D: usize, const E: usize>(
+    net: &Rc<M>,
     x: Tensor<D>,
     pass: &mut Pass,
-    run: impl Fn(Tensor<D>, &mut Pass) -> Tensor<E> + 'static,
+    run: impl Fn(&M, Tensor<D>, &mut Pass) -> Tensor<E> + 'static,
 ) -> Tensor<E> {
-    if !TAPE.with_borrow(Option::is_some) {
-        return run(x, pass);
+    let tracked = x.is_tracked();
+    if !tracked && !is_trained(net.as_ref()) {
+        return run(net, x, pass);
     }
     let again = pass.again();
-    let tracked = x.is_tracked();
-    let leaf = |x: &Tensor<D>| if tracked { x.clone().detach().require_grad() } else { x.clone() };
-    let y = run(leaf(&x), pass);
-    if !y.is_tracked() {
-        return y;
-    }
-    let output = y.detach().require_grad();
+    let input = x.clone().without_autodiff();
+    let output = Tensor::from_inner(run(&net.valid(), input.clone(), pass)).require_grad();
     let gradient: Rc<RefCell<Option<Tensor<E>>>> = Rc::default();
-    let collected = Rc::clone(&gradient);
-    let end = output.clone();
+    let (collected, end) = (Rc::clone(&gradient), output.clone());
     let collect = Box::new(move |gradients: &mut Gradients| {
         if let Some(new) = end.grad_remove(gradients) {
             let mut sum = collected.borrow_mut();
@@ -101,12 +99,14 @@ pub(super) fn part<const D: usize, const E: usize>(
             });
         }
     });
+    let net = Rc::clone(net);
     let back = Box::new(move |hand_over: &mut dyn FnMut(Gradients)| {
         let Some(gradient) = gradient.borrow_mut().take() else { return };
-        let (mut pass, input) = (again, if tracked { x.clone().detach().require_grad() } else { x.clone() });
-        let y = run(input.clone(), &mut pass);
+        let (mut pass, leaf) = (again, Tensor::from_inner(input));
+        let leaf = if tracked { leaf.require_grad() } else { leaf };
+        let y = run(&net, leaf.clone(), &mut pass);
         let mut gradients = (y * Tensor::from_inner(gradient)).sum().backward();
-        let upstream = if tracked { input.grad_remove(&mut gradients) } else { None };
+        let upstream = if tracked { leaf.grad_remove(&mut gradients) } else { None };
         hand_over(gradients);
         if let Some(upstream) = upstream {
             hand_over((x * Tensor::from_inner(upstream)).sum().backward());
@@ -118,4 +118,17 @@ pub(super) fn part<const D: usize, const E: usize>(
         }
     });
     output
+}
+
+/// Tells whether a gradient flows to any parameter.
+fn is_trained<M: Module>(net: &M) -> bool {
+    struct Any(bool);
+    impl ModuleVisitor for Any {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= param.val().is_require_grad();
+        }
+    }
+    let mut any = Any(false);
+    net.visit(&mut any);
+    any.0
 }

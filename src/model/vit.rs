@@ -2,6 +2,7 @@
 //!
 //! Dosovitskiy et al., 2020, <https://arxiv.org/abs/2010.11929>; options as in timm's `VisionTransformer`.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use burn::module::{Module, Param};
@@ -197,20 +198,32 @@ impl Vit {
         pass: &mut Pass,
     ) -> Tensor<3> {
         let x = self.with_prefix(tokens);
-        let rotary = self.rotary(grid, kept, &x);
-        let through = |x, blocks: &[Block], rotary: Option<&Rotary>, pass: &mut Pass| {
-            in_backbone(|| blocks.iter().fold(x, |x, block| block.forward_rotary(x, rotary, pass)))
-        };
         let Some(count) = recompute::blocks() else {
-            let x = through(x, &self.blocks, rotary.as_ref(), pass);
+            let x = self.through(0..self.blocks.len(), x, grid, kept, pass);
             return in_backbone(|| self.final_norm(x));
         };
-        let rotary = rotary.map(Rc::new);
-        let x = self.blocks.chunks(count).fold(x, |x, blocks| {
-            let (blocks, rotary) = (blocks.to_vec(), rotary.clone());
-            recompute::part(x, pass, move |x, pass| through(x, &blocks, rotary.as_deref(), pass))
+        let net = Rc::new(self.clone());
+        let kept: Option<Rc<[Vec<usize>]>> = kept.map(Into::into);
+        let x = (0..self.blocks.len()).step_by(count).fold(x, |x, first| {
+            let (blocks, kept) = (first..self.blocks.len().min(first + count), kept.clone());
+            let run = move |net: &Self, x, pass: &mut Pass| net.through(blocks.clone(), x, grid, kept.as_deref(), pass);
+            recompute::part(&net, x, pass, run)
         });
         in_backbone(|| self.final_norm(x))
+    }
+
+    /// Runs some of the blocks.
+    fn through(
+        &self,
+        blocks: Range<usize>,
+        x: Tensor<3>,
+        grid: [usize; 2],
+        kept: Option<&[Vec<usize>]>,
+        pass: &mut Pass,
+    ) -> Tensor<3> {
+        let rotary = self.rotary(grid, kept, &x);
+        let run = |x, block: &Block| block.forward_rotary(x, rotary.as_ref(), pass);
+        in_backbone(|| self.blocks[blocks].iter().fold(x, run))
     }
 
     /// Returns the tokens after each of the first `count` blocks, without the final norm.
@@ -221,14 +234,14 @@ impl Vit {
     pub fn block_outputs(&self, images: Tensor<4>, count: usize, pass: &mut Pass) -> Vec<Tensor<3>> {
         let grid = self.grid_of(&images);
         let mut x = self.with_prefix(self.embed_patches(images));
-        let rotary = self.rotary(grid, None, &x);
         let mut outputs = Vec::with_capacity(count);
-        let rotary = rotary.map(Rc::new);
-        for block in &self.blocks[..count] {
-            let (block, rotary) = (block.clone(), rotary.clone());
-            x = recompute::part(x, pass, move |x, pass| {
-                in_backbone(|| block.forward_rotary(x, rotary.as_deref(), pass))
-            });
+        let net = recompute::blocks().map(|_| Rc::new(self.clone()));
+        for index in 0..count {
+            let run = move |net: &Self, x, pass: &mut Pass| net.through(index..index + 1, x, grid, None, pass);
+            x = match &net {
+                Some(net) => recompute::part(net, x, pass, run),
+                None => run(self, x, pass),
+            };
             outputs.push(x.clone());
         }
         outputs

@@ -73,7 +73,10 @@ fn every_recipe_runs_shrunk_and_bitwise_on_any_ranks_and_resumed() {
         let one = place.run("run", &[&options[..], &["--ranks", "1"]].concat());
         let two = place.run("two", &[&options[..], &["--ranks", "2", "batch.activation_checkpointing=block"]].concat());
         two.assert_same(&one, &name);
-        let four = place.run("four", &[&options[..], &["--ranks", "4", "batch.memory=cache", "batch.activation_checkpointing=every:2"]].concat());
+        let four = place.run(
+            "four",
+            &[&options[..], &["--ranks", "4", "batch.memory=cache", "batch.activation_checkpointing=every:2"]].concat(),
+        );
         four.assert_same(&one, &name);
         let summary = fs::read_to_string(place.path("run/summary.json")).unwrap();
         let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
