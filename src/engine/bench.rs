@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use burn::tensor::{DType, Device, Int, Tensor};
+
 use super::config::Memory;
 use super::error::EngineError;
 use super::train::{Job, loader_plan, settings};
@@ -57,4 +59,34 @@ fn bench_rank(job: &Job<'_>, steps: u64, ranks: &dyn Collective) -> Result<Vec<L
         laps.push(Lap { step: start.elapsed(), input, macs });
     }
     Ok(laps)
+}
+
+/// Products of which the fastest counts, after one that warms up.
+const PRODUCTS: usize = 4;
+
+/// Measures how many floating-point operations a second a device does in products of square matrices: on each of `threads` threads, as each rank of a run is one,
+/// its own product at a time. `half`: the type of the matrices, else fp32.
+///
+/// # Errors
+/// When the device fails.
+pub fn product_rate(device: &Device, threads: usize, side: usize, half: Option<DType>) -> Result<f64, EngineError> {
+    let panicked = |rank, text| EngineError::Panicked { rank, text };
+    let rates = run_ranks(threads, panicked, |ranks| -> Result<f64, EngineError> {
+        let numbers = Tensor::<1, Int>::arange(0..(side * side) as i64, device).float();
+        let matrix = numbers.sin().reshape([side, side]).cast(half.unwrap_or(DType::F32));
+        let mut best = f64::INFINITY;
+        for attempt in 0..=PRODUCTS {
+            ranks.all_gather_f64(Vec::new())?;
+            let start = Instant::now();
+            let product = ops::linear(matrix.clone(), matrix.clone(), None);
+            // another device is done when something of it has been read
+            let _ = product.slice([0..1, 0..1]).into_data();
+            let all = ranks.all_gather_f64(vec![start.elapsed().as_secs_f64()])?;
+            if attempt > 0 {
+                best = best.min(all.into_iter().fold(0.0, f64::max));
+            }
+        }
+        Ok(2.0 * (side as f64).powi(3) * threads as f64 / best)
+    })?;
+    Ok(rates[0])
 }
