@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::config::Memory;
 use super::error::EngineError;
@@ -72,8 +72,9 @@ const PRODUCTS: usize = 4;
 pub fn product_rate(device: &Device, threads: usize, side: usize, half: Option<DType>) -> Result<f64, EngineError> {
     let panicked = |rank, text| EngineError::Panicked { rank, text };
     let rates = run_ranks(threads, panicked, |ranks| -> Result<f64, EngineError> {
-        let numbers = Tensor::<1, Int>::arange(0..(side * side) as i64, device).float();
-        let matrix = numbers.sin().reshape([side, side]).cast(half.unwrap_or(DType::F32));
+        let numbers: Vec<f32> = (0..side * side).map(|index| (index as f32).sin()).collect();
+        let matrix = Tensor::<2>::from_data(TensorData::new(numbers, [side, side]), device);
+        let matrix = matrix.cast(half.unwrap_or(DType::F32));
         let mut best = f64::INFINITY;
         for attempt in 0..=PRODUCTS {
             ranks.all_gather_f64(Vec::new())?;

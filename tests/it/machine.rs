@@ -88,7 +88,8 @@ fn bench_counts_measures_and_writes_nothing() {
 #[test]
 fn teachers_count_once_and_masked_patches_not_at_all() {
     let place = Place::new(MAE);
-    let [most, least] = ["method.mae.mask_ratio=0.5", "method.mae.mask_ratio=0.75"].map(|ratio| bench(&place, &[ratio]));
+    let [most, least] =
+        ["method.mae.mask_ratio=0.5", "method.mae.mask_ratio=0.75"].map(|ratio| bench(&place, &[ratio]));
     let macs = |figures: &Value, kind: &str| figures["macs"][kind].as_u64().unwrap();
     assert!(macs(&most, "trained") > macs(&least, "trained") && macs(&most, "fixed") == 0, "{most} {least}");
     let byol = SIMCLR.replace("[method.simclr]\nhidden = 32\nout = 16", "[method.byol]\nhidden = 32\nout = 16");
@@ -135,7 +136,8 @@ fn what_bench_cannot_do_is_refused_in_a_line_and_a_hint() {
 fn bench_prints_a_table_beside_its_json() {
     let place = Place::new(SIMCLR);
     // longer than the run is
-    let output = program(&place.path(""), &["bench", "recipe.toml", "--steps", "7", "--warmup", "0", "--json", "f.json"]);
+    let output =
+        program(&place.path(""), &["bench", "recipe.toml", "--steps", "7", "--warmup", "0", "--json", "f.json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     for name in ["recipe", "device", "step", "speed", "input", "work", "product", "utilisation", "memory"] {
