@@ -105,7 +105,7 @@ mod driver {
     const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
     /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
     const CAPABILITY: [c_int; 2] = [75, 76];
-    const LONGEST_NAME: usize = 256;
+    const LONGEST_NAME: c_int = 256;
 
     macro_rules! functions {
         ($($field:ident: $symbol:literal = fn($($argument:ty),*);)*) => {
@@ -189,12 +189,12 @@ mod driver {
 
         fn gpu(&self, index: c_int) -> Result<Gpu, GpuError> {
             let device = self.device(index)?;
-            let mut name: [c_char; LONGEST_NAME] = [0; LONGEST_NAME];
+            let mut name: [c_char; LONGEST_NAME as usize] = [0; LONGEST_NAME as usize];
             let mut memory = 0;
             let mut capability: [c_int; 2] = [0; 2];
             // SAFETY: the pointers are valid during the calls, and the name is as long as said; its last byte stays 0
             let name = unsafe {
-                check("name a GPU", (self.name)(name.as_mut_ptr(), LONGEST_NAME as c_int - 1, device))?;
+                check("name a GPU", (self.name)(name.as_mut_ptr(), LONGEST_NAME - 1, device))?;
                 check("tell a GPU's memory", (self.total)(&raw mut memory, device))?;
                 for (value, attribute) in capability.iter_mut().zip(CAPABILITY) {
                     check("tell a GPU's capability", (self.attribute)(value, attribute, device))?;

@@ -31,7 +31,7 @@ pub(crate) fn all() -> Vec<PathBuf> {
     recipes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes"))
 }
 
-pub(crate) fn is_huge(path: &Path) -> bool {
+fn is_huge(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "imagenet")
 }
 
