@@ -18,7 +18,6 @@ mod trainer;
 mod watch;
 
 pub use bench::{Lap, bench, product_rate};
-pub use bench::{Lap, bench};
 pub use config::{
     ActivationCheckpointing, BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, Judged, LogConfig, Memory,
 };

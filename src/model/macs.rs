@@ -36,6 +36,14 @@ pub fn counted<R>(passes: impl FnOnce() -> R) -> (R, Macs) {
     (result, COUNTED.take().unwrap_or_default())
 }
 
+/// Runs a pass that was counted before.
+pub(super) fn uncounted<R>(pass: impl FnOnce() -> R) -> R {
+    let before = COUNTED.take();
+    let result = pass();
+    COUNTED.set(before);
+    result
+}
+
 /// Notes a layer's output, each value of which took `inner` multiply-adds, if somebody counts.
 pub(super) fn multiplied<const D: usize>(output: &Tensor<D>, inner: usize) {
     let Some(mut macs) = COUNTED.get() else { return };

@@ -75,7 +75,13 @@ fn bench_counts_measures_and_writes_nothing() {
     let step = ["p10", "median", "p90"].map(|name| one["step_s"][name].as_f64().unwrap());
     assert!(step[0] > 0.0 && step.is_sorted(), "{one}");
     // the work is the recipe's, not that of how it is done
-    for options in [&["--ranks", "3"][..], &["batch.memory=cache"], &["batch.micro=16"], &["precision.compute=bf16"]] {
+    for options in [
+        &["--ranks", "3"][..],
+        &["batch.memory=cache"],
+        &["batch.micro=16"],
+        &["precision.compute=bf16"],
+        &["batch.activation_checkpointing=block"],
+    ] {
         let other = bench(&place, options);
         assert_eq!(other["macs"], one["macs"], "{options:?}");
     }
