@@ -119,6 +119,12 @@ fn cuda(_index: usize) -> Result<Chosen, DeviceError> {
     unreachable!("only builds with the `cuda` feature choose CUDA")
 }
 
+/// Tells whether the driver library of CUDA is installed; whether it works is another matter.
+#[must_use]
+pub fn has_cuda_driver() -> bool {
+    matches!(cuda_driver(), Driver::Present)
+}
+
 enum Driver {
     Present,
     Absent,

@@ -85,6 +85,24 @@ The step starts from the newest checkpoint in front of it; steps in between are 
     /// Look at weights of other programs
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Measure a recipe's training steps; nothing is kept
+    #[command(after_help = "\
+Examples:
+  autodidact bench recipes/simclr.toml
+  autodidact bench recipes/cifar10/mae-vit.toml data.path=~/cifar-10-batches-bin --ranks 2 --steps 50
+  autodidact bench recipes/finetune.toml init=random --json - | jq .images_per_s
+
+docs/machine.md says what is counted, and what the keys mean.")]
+    Bench(BenchArgs),
+    /// Look at this machine: what there is, what lacks, what that costs
+    #[command(after_help = "\
+Examples:
+  autodidact doctor
+  autodidact doctor --run-dir /scratch/runs
+  autodidact doctor --json | jq '.checks[] | select(.state != \"ok\")'
+
+The exit code is 0 whatever lacks. docs/machine.md lists the keys.")]
+    Doctor(DoctorArgs),
     /// Print who this process is among those that a launcher started
     #[command(after_help = "\
 Examples:
@@ -484,6 +502,40 @@ pub struct CheckpointArgs {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `bench`.
+#[derive(Clone, Debug, Args)]
+pub struct BenchArgs {
+    /// The recipe.
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
+    /// Steps to measure
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub steps: u32,
+    /// Steps in front of them that do not count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub warmup: u32,
+    /// Rank threads; `auto` takes as many as there are cores and micro-batches
+    #[arg(long, value_name = "N|auto", default_value_t)]
+    pub ranks: Ranks,
+    /// Device to compute on
+    #[arg(long, value_name = "auto|cpu|cuda[:I]", default_value_t)]
+    pub device: DeviceChoice,
+    /// Write the figures as JSON; `-` prints them in place of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arguments of `doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Folder that runs will be written to
+    #[arg(long, alias = "out", value_name = "DIR", default_value = "runs")]
+    pub run_dir: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -12,6 +12,7 @@ pub mod eval;
 pub mod files;
 pub mod interop;
 pub mod loss;
+pub mod machine;
 pub mod mask;
 pub mod method;
 pub mod model;

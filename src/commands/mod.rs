@@ -1,8 +1,10 @@
 //! One file a command: parse, plan, run, report. No mathematics here.
 
+mod bench;
 mod checkpoint;
 mod completions;
 mod data;
+mod doctor;
 mod embed;
 mod encoder;
 mod eval;
@@ -38,6 +40,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Recipe(command) => recipe::run(&command),
         Command::Data(command) => data::run(&command),
         Command::Checkpoint(command) => checkpoint::run(&command),
+        Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::LaunchInfo => launch_info::run(),
         Command::Completions(args) => completions::run(args),
     }

@@ -256,7 +256,7 @@ fn run_folder(args: &TrainArgs, recipe: &Recipe, name: &str) -> PathBuf {
 }
 
 /// Builds the network once, so that what does not fit together is said before anything is written.
-fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
+pub(super) fn groups(plan: &mut Plan, loaded: &Loaded) -> Result<Groups, Failure> {
     let recipe = &plan.recipe;
     let inputs = recipe.inputs();
     let learner = recipe.method.build(&inputs, &plan.scope(&backend::host())).map_err(|error| {

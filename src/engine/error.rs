@@ -74,6 +74,14 @@ pub enum EngineError {
     /// The loss or the gradient is NaN or infinite.
     #[error(transparent)]
     NotFinite(Box<NotFinite>),
+    /// A step that was to be measured.
+    #[error(
+        "step {step} is not finite, so what it takes says nothing\nhint: `autodidact pretrain` (or `finetune`) with this recipe names the layer"
+    )]
+    UnmeasuredStep {
+        /// The step, counted from 1.
+        step: u64,
+    },
     /// A step in front of the one to be replayed.
     #[error(
         "step {step}, on the way to step {wanted}, is not finite here, though it was in the run\nhint: replay on the machine type and the device of the run, with its images"

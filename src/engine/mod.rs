@@ -2,6 +2,7 @@
 
 mod alarms;
 mod audit;
+mod bench;
 mod config;
 mod error;
 mod evaluate;
@@ -16,6 +17,7 @@ mod train;
 mod trainer;
 mod watch;
 
+pub use bench::{Lap, bench, product_rate};
 pub use config::{
     ActivationCheckpointing, BatchConfig, CheckpointConfig, EarlyStoppingConfig, EmaConfig, Judged, LogConfig, Memory,
 };

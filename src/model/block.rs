@@ -9,6 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::config::MlpKind;
 use super::layers::{DropPath, LayerNorm, LayerScale, Linear};
+use super::macs::multiplied;
 use super::pass::Pass;
 use super::rope::Rotary;
 use super::scope::{Init, Scope};
@@ -97,6 +98,8 @@ impl Mlp {
                 let with_bias = |(weight, bias): (_, Option<_>)| (weight, bias.expect("`new` gives layers a bias"));
                 let (first, second) = (self.fc1.scaled(None), self.fc2.scaled(scale));
                 let y = ops::mlp(x, with_bias(first), with_bias(second), residual);
+                // two products of one size
+                multiplied(&y, 2 * self.fc2.weight.dims()[1]);
                 seen(self.fc2.weight.id, &y);
                 return y;
             }
@@ -157,13 +160,17 @@ impl Attention {
         residual: Option<Tensor<3>>,
     ) -> Tensor<3> {
         let qkv = ops::linear(x, self.qkv.adapted_weight(), self.qkv_bias());
+        multiplied(&qkv, self.qkv.weight.dims()[1]);
         seen(self.qkv.weight.id, &qkv);
         let qkv = self.normed(qkv);
         let qkv = match rotary {
             Some(rotary) => rotary.turn(qkv, self.heads),
             None => qkv,
         };
-        self.proj.forward_branch(ops::attention(qkv, self.heads), scale, residual)
+        let y = ops::attention(qkv, self.heads);
+        // queries with keys, weights with values
+        multiplied(&y, 2 * y.dims()[1]);
+        self.proj.forward_branch(y, scale, residual)
     }
 
     /// Biases of queries, keys and values. As in `DINOv3`, a bias of the keys that is not wanted has a place and stays out of use.

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 
 use super::layers::Linear;
+use super::macs::multiplied;
 use super::scope::{Init, Scope};
 use super::trace::seen;
 
@@ -83,6 +84,7 @@ impl DinoHead {
             None => directions,
         };
         let similarities = crate::ops::linear(unit_rows(x), prototypes, None);
+        multiplied(&similarities, weight_v.dims()[1]);
         seen(weight_v.id, &similarities);
         similarities
     }

@@ -8,6 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::lora::Lora;
+use super::macs::multiplied;
 use super::pass::{BatchStats, Pass};
 use super::scope::{Init, Scope};
 use super::trace::seen;
@@ -68,6 +69,7 @@ impl Linear {
         let inputs = self.weight.dims()[1];
         assert_eq!(x.dims()[D - 1], inputs, "a linear layer of {inputs} inputs got {:?}", x.dims());
         let y = ops::linear(x, self.adapted_weight(), self.bias.as_ref().map(Param::val));
+        multiplied(&y, inputs);
         seen(self.weight.id, &y);
         y
     }
@@ -101,6 +103,7 @@ impl Linear {
             Some(residual) => ops::linear_residual(x, weight, bias, residual),
             None => ops::linear(x, weight, bias),
         };
+        multiplied(&y, self.weight.dims()[1]);
         seen(self.weight.id, &y);
         y
     }
@@ -206,6 +209,7 @@ impl Conv2d {
     fn forward_rebuilt(&self, x: Tensor<4>, rebuild: Option<ops::Rebuild>) -> Tensor<4> {
         let bias = self.bias.as_ref().map(Param::val);
         let y = ops::conv2d_after_norm(x, rebuild, self.weight.val(), bias, [self.stride; 2], [self.padding; 2]);
+        multiplied(&y, self.weight.dims()[1..].iter().product());
         seen(self.weight.id, &y);
         y
     }
@@ -238,6 +242,7 @@ impl DepthwiseConv {
     pub fn forward_nhwc(&self, x: Tensor<4>) -> Tensor<4> {
         let padding = self.weight.dims()[2] / 2;
         let y = ops::depthwise_conv2d_nhwc(x, self.weight.val(), Some(self.bias.val()), padding);
+        multiplied(&y, self.weight.dims()[2..].iter().product());
         seen(self.weight.id, &y);
         y
     }

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
+use super::macs::uncounted;
 use super::pass::Pass;
 
 thread_local! {

@@ -12,6 +12,7 @@ use super::block::{Block, BlockArch};
 use super::config::{Pool, PositionEmbedding, VitInit};
 use super::error::ConfigError;
 use super::layers::{Conv2d, ConvArch, LayerNorm, Linear};
+use super::macs::multiplied;
 use super::pass::Pass;
 use super::position::{resize_matrix, sincos_table};
 use super::recompute;
@@ -62,6 +63,7 @@ impl PatchEmbed {
         let x = images.reshape([batch, channels, rows, patch, columns, patch]).permute([0, 2, 4, 1, 3, 5]);
         let x = x.reshape([batch * rows * columns, flat]);
         let x = ops::linear(x, self.proj.weight.val().reshape([dim, flat]), self.proj.bias.as_ref().map(Param::val));
+        multiplied(&x, flat);
         seen(self.proj.weight.id, &x);
         x.reshape([batch, rows * columns, dim])
     }

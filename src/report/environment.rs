@@ -97,8 +97,9 @@ impl Environment {
     }
 }
 
+/// Lists the vector instructions that kernels choose from, as the processor has them.
 #[cfg(target_arch = "x86_64")]
-fn cpu_features() -> Vec<&'static str> {
+pub(crate) fn cpu_features() -> Vec<&'static str> {
     let known = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
@@ -108,8 +109,9 @@ fn cpu_features() -> Vec<&'static str> {
     known.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }
 
+/// Lists the vector instructions that kernels choose from.
 #[cfg(not(target_arch = "x86_64"))]
-fn cpu_features() -> Vec<&'static str> {
+pub(crate) fn cpu_features() -> Vec<&'static str> {
     if cfg!(target_feature = "neon") { vec!["neon"] } else { Vec::new() }
 }
 

@@ -7,6 +7,7 @@ mod progress;
 mod summary;
 mod tensorboard;
 
+pub(crate) use environment::cpu_features;
 pub use environment::{Environment, utc};
 pub use evaluations::{EvaluationLog, EvaluationRecord, csv_field, write_tables};
 pub use metrics::{MetricsLog, Pace, Removed, StepRecord, read_metrics};

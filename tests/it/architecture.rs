@@ -6,6 +6,7 @@ use std::path::Path;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("rng", &[]),
     ("files", &[]),
+    ("machine", &[]),
     ("ops", &[]),
     ("precision", &["ops"]),
     ("backend", &["precision"]),

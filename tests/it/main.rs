@@ -8,6 +8,7 @@ mod finetune;
 mod golden;
 mod gpu;
 mod launch;
+mod machine;
 mod mistakes;
 mod precision;
 mod predictions;

@@ -1,4 +1,4 @@
-/* A stand-in for CUDA's driver and NCCL, for machines without a GPU: the functions that src/parallel/nccl.rs calls, with their published signatures, on memory of the host and
+/* A stand-in for CUDA's driver and NCCL, for machines without a GPU: the functions that src/parallel/nccl.rs and src/machine/gpu.rs call, with their published signatures, on memory of the host and
  * between the threads of one process. One library under both names (libcuda.so.1, libnccl.so.2). Non-blocking as NCCL: the first answers are "in progress", and an operation is done when every
  * part of it has arrived. It shows that the calls fit together, not that NCCL does what this does.
  *
@@ -226,6 +226,11 @@ typedef unsigned long long Pointer;
 int cuInit(unsigned flags) { return (void)flags, 0; }
 int cuDeviceGetCount(int *count) { return *count = setting("STAND_IN_GPUS", 4), 0; }
 int cuDeviceGet(int *device, int ordinal) { return ordinal < setting("STAND_IN_GPUS", 4) ? (*device = ordinal, 0) : 101; }
+int cuDriverGetVersion(int *version) { return *version = 12040, 0; }
+int cuDeviceGetName(char *name, int size, int device) { return (void)size, strcpy(name, "Stand-in 0"), name[9] += device, 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = (size_t)80 << 30, 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 75 ? 7 + 2 * device : 0, 0; }
+int cuMemGetInfo_v2(size_t *rest, size_t *total) { return *rest = (size_t)60 << 30, *total = (size_t)80 << 30, 0; }
 int cuDeviceGetUuid_v2(char *uuid, int device) { return memset(uuid, 0xa0 + device, 16), 0; }
 int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (void *)(uintptr_t)(device + 1), 0; }
