@@ -4,12 +4,10 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::config::Memory;
 use super::error::EngineError;
 use super::train::{Job, loader_plan, settings};
 use super::trainer::Trainer;
 use crate::data::{HostBatch, Loader};
-use crate::method::Sees;
 use crate::model::{Macs, counted};
 use crate::ops;
 use crate::parallel::{Collective, run_ranks};
@@ -39,7 +37,6 @@ fn bench_rank(job: &Job<'_>, steps: u64, ranks: &dyn Collective) -> Result<Vec<L
     let plan = job.plan;
     let device = job.device.clone().autodiff();
     let learner = plan.recipe.method.build(&plan.recipe.inputs(), &plan.scope(&device))?;
-    let twice = learner.sees() == Sees::GlobalBatch && plan.recipe.batch.memory == Memory::Cache;
     let mine = plan.owned_by(ranks.rank());
     let mut trainer = Trainer::start(settings(plan), device, mine.clone(), learner, ranks, None)?;
     let mut loader = Loader::start(loader_plan(job, ranks, 0..steps, mine.clone()))?;
@@ -54,8 +51,6 @@ fn bench_rank(job: &Job<'_>, steps: u64, ranks: &dyn Collective) -> Result<Vec<L
         }
         // no rank begins the next step before all have done this one
         ranks.all_gather_f64(Vec::new())?;
-        let passes = if twice { 2 } else { 1 };
-        let macs = Macs { trained: macs.trained / passes, fixed: macs.fixed / passes };
         laps.push(Lap { step: start.elapsed(), input, macs });
     }
     Ok(laps)

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::augment::ViewConfig;
 use crate::model::params::{self, Flat, Layout};
-use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start, merge};
+use crate::model::{Backbone, BackboneConfig, ConfigError, Kind, Pass, Scope, Start, merge, uncounted};
 use crate::optim::{ParameterRule, RampConfig, ema};
 use crate::problem::Numbers;
 
@@ -430,7 +430,7 @@ impl<M: Method> Learner for Holder<M> {
 
     fn encode_untracked(&self, batch: &MicroBatch, pass: &mut Pass) -> Outputs {
         let views = batch.views.iter().map(|view| view.clone().without_autodiff()).collect();
-        self.network().valid().encode(&MicroBatch { views, ..batch.clone() }, pass)
+        uncounted(|| self.network().valid().encode(&MicroBatch { views, ..batch.clone() }, pass))
     }
 
     fn gradients(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {

@@ -36,8 +36,8 @@ pub fn counted<R>(passes: impl FnOnce() -> R) -> (R, Macs) {
     (result, COUNTED.take().unwrap_or_default())
 }
 
-/// Runs a pass that was counted before.
-pub(super) fn uncounted<R>(pass: impl FnOnce() -> R) -> R {
+/// Runs a pass that is run, and counted, again.
+pub fn uncounted<R>(pass: impl FnOnce() -> R) -> R {
     let before = COUNTED.take();
     let result = pass();
     COUNTED.set(before);

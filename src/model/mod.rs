@@ -36,7 +36,7 @@ pub use dino_head::{DinoHead, DinoHeadArch};
 pub use error::ConfigError;
 pub use heads::{LastLayer, ProjectionHead, ProjectionHeadArch};
 pub use lora::{Adapter, LoraArch, is_adapter, merge};
-pub use macs::{Macs, counted};
+pub use macs::{Macs, counted, uncounted};
 pub use pass::{BatchStats, Noise, Pass};
 pub use predictor::{Predictor, PredictorArch};
 pub use recompute::{Tape, recomputed};

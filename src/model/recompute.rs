@@ -29,11 +29,14 @@ pub struct Tape {
     parts: Vec<Part>,
 }
 
+/// Takes what a backward pass left.
+type HandOver<'a> = &'a mut dyn FnMut(Gradients);
+
 struct Part {
     /// Takes what a backward pass left for the part's output.
     collect: Box<dyn FnMut(&mut Gradients)>,
     /// Runs the part again and backward, if a gradient has come to its output; hands over what each backward pass left.
-    back: Box<dyn FnOnce(&mut dyn FnMut(Gradients))>,
+    back: Box<dyn FnOnce(HandOver<'_>)>,
 }
 
 impl std::fmt::Debug for Tape {
@@ -88,7 +91,9 @@ pub(super) fn part<M: Module + 'static, const D: usize, const E: usize>(
     }
     let again = pass.again();
     let input = x.clone().without_autodiff();
-    let output = Tensor::from_inner(run(&net.valid(), input.clone(), pass)).require_grad();
+    // work that is done twice is counted once
+    let output = uncounted(|| run(&net.valid(), input.clone(), pass));
+    let output = Tensor::from_inner(output).require_grad();
     let gradient: Rc<RefCell<Option<Tensor<E>>>> = Rc::default();
     let (collected, end) = (Rc::clone(&gradient), output.clone());
     let collect = Box::new(move |gradients: &mut Gradients| {
@@ -101,7 +106,7 @@ pub(super) fn part<M: Module + 'static, const D: usize, const E: usize>(
         }
     });
     let net = Rc::clone(net);
-    let back = Box::new(move |hand_over: &mut dyn FnMut(Gradients)| {
+    let back = Box::new(move |hand_over: HandOver<'_>| {
         let Some(gradient) = gradient.borrow_mut().take() else { return };
         let (mut pass, leaf) = (again, Tensor::from_inner(input));
         let leaf = if tracked { leaf.require_grad() } else { leaf };
