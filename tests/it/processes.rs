@@ -342,6 +342,27 @@ fn a_pixel_of_one_rank_that_is_no_number_stops_all_before_it_is_saved() {
     }
 }
 
+/// What one process alone sees, all decide on: an overflow in fp16, and a step that is passed over; the bits are those of one process.
+#[test]
+fn what_is_not_finite_is_agreed_on_by_processes() {
+    let _alone = alone();
+    let place = Place::new(MAE);
+    let scaled = ["precision.compute=fp16", "precision.scale.initial=256.0"];
+    for (fault, options) in [("inf@1:3", &scaled[..]), ("nan@1:3", &["precision.on_nonfinite=skip"])] {
+        let (said, _, success) = with_fault(fault, &place, "two", &[&["--resume", "never"], options].concat());
+        assert!(success, "{fault}: {said}");
+        let alone = [&["--resume", "never", "--ranks", "2"], options].concat();
+        let output = place.command("one", &alone).env("AUTODIDACT_FAULT", fault).output().unwrap();
+        assert!(output.status.success(), "{fault}: {}", String::from_utf8_lossy(&output.stderr));
+        Result::of(&place.path("two")).assert_same(&Result::of(&place.path("one")), fault);
+        let last = fs::read_to_string(place.path("two/metrics.jsonl")).unwrap();
+        let counted = last.contains(r#""overflows":1"#) || last.contains(r#""skipped":1"#);
+        assert!(counted, "{fault}: {last}");
+    }
+    let bundle = fs::read_to_string(place.path("two/nonfinite-step-3.json")).unwrap();
+    assert!(bundle.contains(r#""path": "view 0""#), "{bundle}");
+}
+
 #[test]
 fn a_slow_rank_is_named() {
     let _alone = alone();
