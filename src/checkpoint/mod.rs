@@ -376,9 +376,7 @@ fn named<'a>(layout: &'a Layout, weights: &'a [f32], buffers: &'a [f32]) -> Vec<
     layout.entries().iter().map(of).collect()
 }
 
-/// Returns the name of the checkpoint after `step` steps.
-#[must_use]
-pub fn name_of(step: u64) -> String {
+fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 

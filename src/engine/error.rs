@@ -1,7 +1,5 @@
 //! Why training stopped.
 
-use std::path::PathBuf;
-
 use crate::checkpoint::CheckpointError;
 use crate::parallel::Aborted;
 
@@ -116,9 +114,7 @@ pub enum EngineError {
 
 /// A loss or gradient that is NaN or infinite.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "step {step}: the {what} is {value} in {precision}; {place}\nhint: {advice}; the state before the step is saved: {}; `autodidact replay {}` shows every layer", checkpoint.display(), bundle.display()
-)]
+#[error("step {step}: the {what} is {value} in {precision}; {place}\nhint: {advice}; {saved}")]
 pub struct NotFinite {
     /// The step, counted from 1 as in the logs.
     pub step: u64,
@@ -132,10 +128,8 @@ pub struct NotFinite {
     pub place: String,
     /// What may help.
     pub advice: String,
-    /// The state before the step.
-    pub checkpoint: PathBuf,
-    /// What explains the step.
-    pub bundle: PathBuf,
+    /// Where the state before the step is, and the bundle; or why they could not be written.
+    pub saved: String,
 }
 
 fn with_hint(aborted: &Aborted) -> String {

@@ -172,8 +172,13 @@ pub(super) struct Seen {
     pub(super) gradients: Vec<Layer>,
 }
 
-/// Puts together what all ranks saw; the same on each.
-pub(super) fn gather(own: &[MicroSeen], layout: &Layout, ranks: &dyn Collective) -> Result<Seen, Aborted> {
+/// Puts together what all ranks saw; the same on each. Where all of it is finite, the layers are those of micro-batch `shown`.
+pub(super) fn gather(
+    own: &[MicroSeen],
+    layout: &Layout,
+    shown: usize,
+    ranks: &dyn Collective,
+) -> Result<Seen, Aborted> {
     // every rank has at least one micro-batch, and all micro-batches go through the same layers
     let paths: Vec<&str> = own[0].layers.iter().map(|(path, _)| path.as_str()).collect();
     let trained: Vec<&str> =
@@ -218,7 +223,7 @@ pub(super) fn gather(own: &[MicroSeen], layout: &Layout, ranks: &dyn Collective)
         })
     };
     let first = forward.or_else(backward);
-    let micro_batch = first.as_ref().map_or(0, |first| first.micro_batch);
+    let micro_batch = first.as_ref().map_or(shown.min(micros.len() - 1), |first| first.micro_batch);
     let (layers, gradients) = micros[micro_batch];
     let named = |paths: &[&str], spreads: &[Spread]| {
         paths.iter().zip(spreads).map(|(path, spread)| Layer::new(path, *spread)).collect()

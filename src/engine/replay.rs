@@ -43,5 +43,5 @@ fn replay_rank(
         }
     }
     trainer.set_precision(bundle.precision.clone());
-    trainer.look(load()?)
+    trainer.look(load()?, bundle.micro_batch)
 }

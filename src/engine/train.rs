@@ -22,10 +22,10 @@ use crate::data::{BadImages, HostBatch, Loader, LoaderPlan, Source, ViewMaker};
 use crate::eval::{Classified, Warning};
 use crate::files::write_atomically;
 use crate::ops;
-use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks};
+use crate::parallel::{Collective, Fault, Link, ProcessRank, Reduction, Timed, run_ranks, value_from_leader};
 use crate::plan::Plan;
 use crate::precision::{Bf16, Compute, OnNonFinite};
-use crate::report::{EvaluationLog, EvaluationRecord};
+use crate::report::{EvaluationLog, EvaluationRecord, quoted};
 
 /// A run to be trained.
 pub struct Job<'a> {
@@ -262,27 +262,37 @@ fn tell(
 ) -> Result<Option<String>, EngineError> {
     let plan = job.plan;
     let bundle = job.folder.join(format!("nonfinite-step-{}.json", finding.step));
-    let checkpoints = job.folder.join("checkpoints");
-    let mut checkpoint = checkpoints.join(checkpoint::name_of(finding.step - 1));
+    let mut saved = "the first process has written why, and the state before the step".to_owned();
     if ranks.rank() == 0 {
         let text = serde_json::to_vec_pretty(finding).expect("numbers and text are JSON");
-        write_atomically(&bundle, &text)?;
-        if stops && job.resume.as_ref() != Some(&checkpoint) {
-            let keep = plan.recipe.checkpoint.keep;
-            let saved =
-                trainer.with_snapshot(|layout, now| checkpoint::save(&checkpoints, layout, now, plan.digest(), keep));
-            checkpoint = saved.transpose()?.unwrap_or(checkpoint);
-        }
+        let written = write_atomically(&bundle, &text).map_err(EngineError::from);
+        let written = written.and_then(|()| if stops { keep_state(job, trainer) } else { Ok(PathBuf::new()) });
+        saved = match written {
+            Ok(checkpoint) => format!(
+                "the state before the step is saved: {}; `autodidact replay {}` shows every layer",
+                checkpoint.display(),
+                quoted(&bundle)
+            ),
+            // what is wrong with the numbers counts for more than what is wrong with the disk
+            Err(error) if stops => {
+                let error = error.to_string();
+                format!("the state before the step could not be saved ({})", error.lines().next().unwrap_or_default())
+            }
+            Err(error) => return Err(error),
+        };
     }
     ranks.wait_for_processes("bundle written")?;
-    // no rank ends the run before the first one has written
-    said_by_first(ranks, true)?;
+    // no rank ends the run before the first one has written, and all say what it says
+    let saved = value_from_leader(ranks, ranks.leads().then_some(saved))?;
     let Finding { step, what, value, compute, precision, .. } = finding;
     let computed = match precision.scale {
         Some(scale) => format!("{} at loss scale {scale}", compute.name()),
         None => compute.name().to_owned(),
     };
-    let place = finding.place();
+    let place = match precision.skipped_in_a_row {
+        0 => finding.place(),
+        skipped => format!("{}; the {skipped} steps in front of it moved nothing either", finding.place()),
+    };
     if stops {
         return Err(EngineError::NotFinite(Box::new(NotFinite {
             step: *step,
@@ -291,8 +301,7 @@ fn tell(
             precision: computed,
             place,
             advice: advice(finding, plan.bf16),
-            checkpoint,
-            bundle,
+            saved: saved.to_string(),
         })));
     }
     let then = match plan.recipe.precision.on_nonfinite {
@@ -304,6 +313,14 @@ fn tell(
         bundle.display()
     );
     Ok((ranks.rank() == 0).then_some(text))
+}
+
+/// Writes the state in front of a step that was not finite as a checkpoint.
+fn keep_state(job: &Job<'_>, trainer: &Trainer<'_>) -> Result<PathBuf, EngineError> {
+    let (plan, checkpoints) = (job.plan, job.folder.join("checkpoints"));
+    let keep = plan.recipe.checkpoint.keep;
+    let saved = trainer.with_snapshot(|layout, now| checkpoint::save(&checkpoints, layout, now, plan.digest(), keep));
+    Ok(saved.transpose()?.unwrap_or(checkpoints))
 }
 
 /// What may help a run whose numbers are not finite.

@@ -198,14 +198,14 @@ impl<'a> Trainer<'a> {
             if what == GRADIENT && self.precision.observe(&self.config.scale, true) {
                 continue;
             }
-            stepped.finding = Some(Box::new(self.explain(&batches, what, value)?));
+            stepped.finding = Some(Box::new(self.explain(&batches, (what, value), 0)?));
             match self.config.on_nonfinite {
                 OnNonFinite::FallbackBf16 if self.precision.scale.is_some() => self.precision.fall_back(self.step),
                 OnNonFinite::Skip if self.precision.skipped_in_a_row < MOST_SKIPPED => {
+                    let numbers = StepNumbers::skipped(what, value, self.lr());
                     self.precision.skipped += 1;
                     self.precision.skipped_in_a_row += 1;
                     self.step += 1;
-                    let numbers = StepNumbers::skipped(what, value, self.lr());
                     stepped.numbers = self.told(numbers);
                     return Ok(stepped);
                 }
@@ -217,14 +217,14 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Runs the next step's passes and tells what layers put out; moves nothing.
+    /// Runs the next step's passes and tells what layers put out, of the micro-batch `shown` where all of it is finite; moves nothing.
     ///
     /// # Errors
     /// When another rank failed.
-    pub fn look(&mut self, batches: Vec<HostBatch>) -> Result<Finding, EngineError> {
+    pub fn look(&mut self, batches: Vec<HostBatch>, shown: usize) -> Result<Finding, EngineError> {
         let batches: Vec<MicroBatch> =
             batches.into_iter().map(|batch| step::to_device(&self.spec, self.step, batch)).collect();
-        self.explain(&batches, "", 0.0)
+        self.explain(&batches, ("", 0.0), shown)
     }
 
     /// Sets what the scale of the loss and its counters are.
@@ -263,10 +263,15 @@ impl<'a> Trainer<'a> {
     }
 
     /// Looks for what was not finite first.
-    fn explain(&mut self, batches: &[MicroBatch], what: &str, value: f64) -> Result<Finding, EngineError> {
+    fn explain(
+        &mut self,
+        batches: &[MicroBatch],
+        (what, value): (&str, f64),
+        shown: usize,
+    ) -> Result<Finding, EngineError> {
         let seen = step::watch(&self.spec, self.step, self.attempt(), batches, self.learner.as_ref(), self.ranks)?;
         let finding::Seen { first, images, micro_batch, layers, gradients } =
-            finding::gather(&seen, self.learner.layout(), self.ranks)?;
+            finding::gather(&seen, self.learner.layout(), shown, self.ranks)?;
         let weights = self.leader.as_ref().map(|_| {
             let mut hasher = blake3::Hasher::new();
             params::hash(&mut hasher, &self.learner.weights());
