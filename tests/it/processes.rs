@@ -414,13 +414,15 @@ fn a_fast_reduction_trains_the_same_network_to_a_few_digits() {
     let _alone = alone();
     for recipe in [SIMCLR, MAE] {
         let place = Place::new(recipe);
-        let canonical = place.run("canonical", &["--ranks", "1"]);
-        let fast = bits(&place, "fast", 3, &["--ranks", "1", "parallel.reduction=\"fast\""]);
+        // at the recipe's rate the last bits of SimCLR's gradient are digits of its loss after five steps
+        let slow = "schedule.lr=0.01";
+        let canonical = place.run("canonical", &["--ranks", "1", slow]);
+        let fast = bits(&place, "fast", 3, &["--ranks", "1", slow, "parallel.reduction=\"fast\""]);
         for (a, b) in canonical.losses().zip(fast.losses()) {
             assert!((a - b).abs() <= 2e-3 * a.abs(), "{a} {b}");
         }
         // its own promise: the same number of processes gives the same bits
-        bits(&place, "again", 3, &["--ranks", "1", "parallel.reduction=\"fast\""]).assert_same(&fast, "again");
+        bits(&place, "again", 3, &["--ranks", "1", slow, "parallel.reduction=\"fast\""]).assert_same(&fast, "again");
     }
 }
 
