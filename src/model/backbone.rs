@@ -103,7 +103,7 @@ impl Segmented for Backbone {
         in_backbone(|| self.segments().forward_segment(index, x, pass))
     }
 
-    /// Parts that are computed again ([`recompute`]) are runs of segments, but for the last one, which keeps next to nothing.
+    /// Parts that are computed again ([`recomputed`](super::recomputed)) are runs of segments, but for the last one, which keeps next to nothing.
     fn forward_segments(&self, images: Tensor<4>, pass: &mut Pass) -> Features {
         let last = self.num_segments() - 1;
         let mut x = Boundary::Map(images);

@@ -207,10 +207,7 @@ fn the_first_module_is_named_and_replayed() {
         assert!(replayed.status.success(), "{}", said(&replayed));
         let table = String::from_utf8_lossy(&replayed.stdout).into_owned();
         assert!(table.contains("weights as in the bundle") && table.contains("have the bundle's numbers"), "{table}");
-        assert!(
-            table.lines().any(|line| line.starts_with("backbone.conv1 ") && line.ends_with("/16384")),
-            "{table}"
-        );
+        assert!(table.lines().any(|line| line.starts_with("backbone.conv1 ") && line.ends_with("/16384")), "{table}");
     }
     // bf16 has the range
     let options = ["precision.compute=bf16", "data.std=[1e-6, 1e-6, 1e-6]"];
